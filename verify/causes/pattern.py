@@ -1,0 +1,73 @@
+"""What the error of a single tensor looks like: its values zero, scaled, flipped, transposed, or wrong in few places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from gradjury.verify.court import Statement
+from gradjury.verify.measure import Measurement
+from gradjury.verify.verdict import Finding
+
+LEAST = 4  # a factor is one free parameter: it has to explain more elements than that
+
+
+def explain(statement: Statement, measured: Measurement) -> Finding | None:
+    """The first pattern that fits one tensor over the line; None if the error has no such shape."""
+    patterns: tuple[Callable[[Measurement], tuple[str, str] | None], ...] = (
+        _zero, _flipped, _transposed, _scaled, _single_element, _rows,
+    )
+    for pattern in patterns:
+        match = pattern(measured)
+        if match is not None:
+            code, evidence = match
+            name, dtype = statement.witness.name, statement.dtype
+            return Finding(name, dtype, code, "mistake", [measured.key], evidence)
+    return None
+
+
+def _zero(m: Measurement) -> tuple[str, str] | None:
+    return ("value.zero", f"all {m.testimony.size} values are zero") if not m.testimony.any() else None
+
+
+def _flipped(m: Measurement) -> tuple[str, str] | None:
+    return ("sign.flipped", "minus the testimony is within the budget") if _fits(m, -m.testimony) else None
+
+
+def _transposed(m: Measurement) -> tuple[str, str] | None:
+    square = m.testimony.ndim == 2 and m.testimony.shape[0] == m.testimony.shape[1] > 1
+    return ("layout.transposed", "the transpose is within the budget") if square and _fits(m, m.testimony.T) else None
+
+
+def _scaled(m: Measurement) -> tuple[str, str] | None:
+    g = m.exact.high
+    if int((np.abs(g) > m.budget).sum()) < LEAST:
+        return None
+    factor = float(np.vdot(g, m.testimony) / np.vdot(g, g))
+    if factor == 0 or not _fits(m, m.testimony / factor):
+        return None
+    return "scale.constant", f"{factor:.6g} times the exact gradient"
+
+
+def _single_element(m: Measurement) -> tuple[str, str] | None:
+    outside = m.outside
+    if m.testimony.size == 1 or int(outside.sum()) != 1:
+        return None
+    index = tuple(int(i) for i in np.argwhere(outside)[0])
+    return "value.single-element", f"element {index} alone is off, by {float(np.abs(m.error[index])):.3g}"
+
+
+def _rows(m: Measurement) -> tuple[str, str] | None:
+    if m.testimony.ndim < 2:
+        return None
+    rows = m.outside.reshape(len(m.testimony), -1).any(axis=1)
+    count = int(rows.sum())
+    if 2 * count > len(rows):
+        return None
+    listed = ", ".join(str(i) for i in np.flatnonzero(rows)[:6]) + (", …" if count > 6 else "")
+    return "value.rows", f"{count} of {len(rows)} rows are off: {listed}"
+
+
+def _fits(m: Measurement, candidate: np.ndarray) -> bool:
+    return bool((np.abs(m.exact.difference(candidate)) <= m.budget).all())

@@ -1,0 +1,195 @@
+"""Errors that are honest arithmetic at a lower precision than the label says, or by a weak algorithm (NUMERICS section 5).
+
+Tight explanations come first: arithmetic that is emulated has to leave almost nothing of the error. Only what looks
+like rounding (spread over the elements, alike in all tensors, not parallel to the gradient) may be called so by size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from gradjury.verify.court import Court, Statement, declared_assumptions
+from gradjury.verify.measure import Measurement
+from gradjury.verify.precision import FLUSHED
+from gradjury.verify.verdict import Finding
+
+EMULATED = (
+    ("tfloat32", {"operand_bits": 11}),
+    ("tfloat32", {"operand_bits": 11, "operand_toward_zero": 1}),
+    ("bfloat16", {"operand_bits": 8}),
+    ("bfloat16", {"operand_bits": 8, "storage_bits": 8}),
+    ("float16", {"operand_bits": 11, "storage_bits": 11}),
+)
+LEFT = 0.3  # share of the error that an emulation may leave, in the median over the tensors
+ALIKE = 2.0**6  # how far the effective unit roundoff of two tensors of one testimony may differ
+FORMATS = {"float32": ((9.5, 14.0, "float16"), (6.0, 9.5, "bfloat16")), "float64": ((20.0, 26.0, "float32"),)}
+TYPICAL = 0.45  # rms of a rounding error in units of its predicted largest standard deviation
+VACUOUS = 0.1
+
+
+def explain(court: Court, statement: Statement, measured: Mapping[str, Measurement], over: list[str]) -> Finding | None:
+    """The first precision under which the tensors in `over` are honest; None if there is none.
+
+    `measured`: every tensor of the statement that has a reference. At float64 only a secret float32 is considered.
+    """
+    attempts = (
+        (_secret_float32,)
+        if statement.dtype == "float64"
+        else (_flushed, _emulated, _one_pass, _raw_moments, _by_size)
+    )
+    for attempt in attempts:
+        found = attempt(court, statement, measured, over)
+        if found is not None:
+            return found
+    return _weak_at_float64(court, statement, measured, over) if statement.dtype == "float64" else None
+
+
+def _secret_float32(
+    court: Court, statement: Statement, measured: Mapping[str, Measurement], over: list[str]
+) -> Finding | None:
+    """Values that are exactly float32 and right at float32: the float64 path computes in float32."""
+    narrow = court.reference("float32", declared_assumptions(statement.witness, "float32"))
+    for key in over:
+        array = statement.gradients[key]
+        if not np.array_equal(array, array.astype(np.float32).astype(np.float64), equal_nan=True):
+            return _by_size(court, statement, measured, over)
+        held = court.measure(statement, key, narrow)
+        if held is None or not held.within:
+            return None
+    evidence = "every value is exactly a float32, and right as float32"
+    return _finding(statement, over, "float32", evidence)
+
+
+def _flushed(
+    court: Court, statement: Statement, measured: Mapping[str, Measurement], over: list[str]
+) -> Finding | None:
+    """Right once subnormal results may have been flushed to zero."""
+    if all(np.abs(measured[key].exact.high).max(initial=0.0) > 1e-20 for key in over):
+        return None
+    taken = replace(declared_assumptions(statement.witness, statement.dtype), eta=FLUSHED)
+    if _all_within(court, statement, over, taken):
+        found = _finding(statement, over, "flush-to-zero", "within the budget once subnormal numbers count as zero")
+        return replace(found, verdict="agrees")
+    return None
+
+
+def _emulated(
+    court: Court, statement: Statement, measured: Mapping[str, Measurement], over: list[str]
+) -> Finding | None:
+    """Operands (and stored results) rounded to 11 or 8 bits, as emulated by our kernels, reproduce the error."""
+    shown = [key for key in over if not measured[key].zero]
+    for name, changes in EMULATED:
+        left = dict(_shares_left(court, statement, measured, shown, changes))
+        if left and float(np.median(list(left.values()))) < LEFT:
+            covered = [key for key in over if left.get(key, 0.0) < 0.5]
+            worst = max(left[key] for key in covered if key in left)
+            evidence = f"{name} operands emulated leave {worst:.1%} of the error"
+            return _finding(statement, covered, name, evidence)
+    return None
+
+
+def _shares_left(
+    court: Court, statement: Statement, measured: Mapping[str, Measurement], keys: list[str], changes: Mapping[str, int]
+) -> Iterator[tuple[str, float]]:
+    emulation = court.reference_for(statement).emulated(changes)
+    for key in keys:
+        emulated = emulation.get(key)
+        if emulated is not None:
+            error = float(np.linalg.norm(measured[key].error))
+            left = float(np.linalg.norm(statement.gradients[key] - emulated))
+            yield key, left / error
+
+
+def _one_pass(
+    court: Court, statement: Statement, measured: Mapping[str, Measurement], over: list[str]
+) -> Finding | None:
+    """Variance as mean(x²) − mean(x)²: right in exact arithmetic, unstable where the mean is large."""
+    taken = replace(declared_assumptions(statement.witness, statement.dtype), one_pass=True)
+    return _weak_algorithm(court, statement, measured, over, taken, "one-pass variance")
+
+
+def _raw_moments(
+    court: Court, statement: Statement, measured: Mapping[str, Measurement], over: list[str]
+) -> Finding | None:
+    """Backward from Σdy·x instead of Σdy·(x − mean)."""
+    taken = replace(declared_assumptions(statement.witness, statement.dtype), raw_moments=True)
+    return _weak_algorithm(court, statement, measured, over, taken, "raw moments in the backward")
+
+
+def _weak_at_float64(
+    court: Court, statement: Statement, measured: Mapping[str, Measurement], over: list[str]
+) -> Finding | None:
+    return _one_pass(court, statement, measured, over) or _raw_moments(court, statement, measured, over)
+
+
+def _weak_algorithm(court, statement, measured, over, taken, name) -> Finding | None:  # type: ignore[no-untyped-def]
+    if not any(node.op in ("batchnorm", "layernorm") for node in court.case.graph):
+        return None
+    reference = court.reference_for(statement, taken)
+    held = {key: court.measure(statement, key, reference) for key in over}
+    if any(m is None or not m.within for m in held.values()):
+        return None
+    if any(m.resolution > VACUOUS and not m.zero for m in held.values()):
+        return None
+    before = max(measured[key].excess for key in over)
+    after = max(m.excess for m in held.values())
+    found = _finding(statement, over, name, f"{name}: excess {before:.2g} -> {after:.2g}")
+    return replace(found, verdict="unstable")
+
+
+def _all_within(court, statement, over, taken) -> bool:  # type: ignore[no-untyped-def]
+    reference = court.reference_for(statement, taken)
+    held = [court.measure(statement, key, reference) for key in over]
+    return all(m is not None and m.within for m in held)
+
+
+def _by_size(
+    court: Court, statement: Statement, measured: Mapping[str, Measurement], over: list[str]
+) -> Finding | None:
+    """One effective unit roundoff fits all tensors, and the error looks like rounding in each."""
+    shown = {key: m for key, m in measured.items() if not m.zero and np.linalg.norm(m.scale) > 0}
+    if not shown or not all(looks_like_rounding(measured[key]) for key in over if key in shown):
+        return None
+    sizes = {key: float(np.linalg.norm(m.error) / (TYPICAL * np.linalg.norm(m.scale))) for key, m in shown.items()}
+    effective = float(np.median([sizes[key] for key in over if key in sizes] or [0.0]))
+    if effective == 0 or min(sizes.values()) < effective / ALIKE or max(sizes.values()) > effective * ALIKE:
+        return None
+    u = court.reference_for(statement).precision.u
+    if any((np.abs(m.error) > 4 * m.budget * max(effective / u, 1)).any() for m in measured.values()):
+        return None
+    bits = -np.log2(effective)
+    for low, high, name in FORMATS.get(statement.dtype, ()):
+        if low < bits <= high:
+            evidence = f"the errors of all tensors fit one unit roundoff of 2^-{bits:.1f}"
+            return _finding(statement, over, name, evidence)
+    return None
+
+
+def looks_like_rounding(m: Measurement) -> bool:
+    """Spread over the elements, and not parallel to the gradient."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = np.where(m.scale > 0, np.abs(m.error) / m.scale, 0.0)
+    size = float(np.sqrt(np.mean(relative**2)))
+    if size == 0 or float(np.median(relative)) < 0.1 * size:
+        return False
+    g, e = m.exact.high.ravel(), m.error.ravel()
+    if g.size < 16:
+        return True
+    cosine = float(e @ g) / float(np.linalg.norm(e) * np.linalg.norm(g))
+    return cosine**2 < 0.5
+
+
+def _finding(statement: Statement, keys: list[str], arithmetic: str, evidence: str) -> Finding:
+    return Finding(
+        witness=statement.witness.name,
+        dtype=statement.dtype,
+        code="precision",
+        kind="precision",
+        tensors=keys,
+        evidence=evidence,
+        verdict="low-precision",
+        details={"arithmetic": arithmetic},
+    )

@@ -1,0 +1,159 @@
+"""The judgement of a case: which testimony is wrong, or proof that the differences are rounding (DESIGN section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gradjury.kernels.engine import engine
+from gradjury.verify import audit as auditing
+from gradjury.verify import causes, graph, vote
+from gradjury.verify.audit import Audit
+from gradjury.verify.case import Case
+from gradjury.verify.court import Court, Statement
+from gradjury.verify.report import Report
+from gradjury.verify.summary import summarise
+from gradjury.verify.verdict import GUILTY, Finding, Table, Verdict, of_ladder, of_one
+
+
+@dataclass
+class Judgement:
+    """Everything found about a case, before it is put into words."""
+
+    court: Court
+    gradients: dict[str, Table] = field(default_factory=dict)  # witness -> dtype -> key -> verdict
+    forward: dict[str, Table] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    failures: list[dict[str, str]] = field(default_factory=list)
+    audit: Audit = Audit(None)
+    by_vote_alone: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def wrong(self) -> list[str]:
+        """Witnesses with a tensor that no rounding excuses."""
+        return [name for name in self.court.case.witnesses if self._verdicts(name) & set(GUILTY)]
+
+    @property
+    def open(self) -> bool:
+        return any("undecided" in self._verdicts(name) for name in self.court.case.witnesses)
+
+    @property
+    def decision(self) -> str:
+        if self.audit.disputed or self.court.case.distrust:
+            return "undecided"
+        return "wrong" if self.wrong else "undecided" if self.open else "agree"
+
+    def _verdicts(self, witness: str) -> set[str]:
+        tables = [self.gradients.get(witness, {}), self.forward.get(witness, {})]
+        return {v.verdict for table in tables for verdicts in table.values() for v in verdicts.values()}
+
+
+def judge_case(case: Case, *, live: Sequence[str] = (), strict: bool = False, define: Mapping[str, Any] | None = None) -> Report:
+    """Judges every testimony of `case`, recorded or live.
+
+    `live`: witnesses to run now, such as `torch` or `old=paddle:/path/to/python`. `strict`: low precision makes a
+    witness wrong. Raises CaseError if the case contradicts itself, EngineMissing if no engine can run the kernels.
+    """
+    failures: list[dict[str, str]] = []
+    identities: dict[str, Any] = {}
+    if live:
+        from gradjury.verify.witnesses import call
+
+        case, identities, failures = call(case, live)
+    shapes = graph.check(case)
+    court = Court(case, engine(), shapes)
+    judgement = Judgement(court, failures=failures)
+    for statement in court.statements:
+        judgement.notes += statement.notes
+        _judge_forward(judgement, statement)
+    for name in case.witnesses:
+        _judge_witness(judgement, name)
+    _decide_by_vote(judgement)
+    _cross_examine(judgement)
+    return Report(summarise(judgement, identities, strict=strict), case)
+
+
+def _judge_forward(judgement: Judgement, statement: Statement) -> None:
+    court = judgement.court
+    found: dict[str, Verdict] = {}
+    for name in statement.forward:
+        measured = court.measure_forward(statement, name)
+        if measured is not None:
+            verdict = of_one(measured)
+            found[name] = replace(verdict, verdict="agrees") if verdict.verdict == "undecided" and measured.within else verdict
+    if found:
+        judgement.forward.setdefault(statement.witness.name, {})[statement.dtype] = found
+
+
+def _judge_witness(judgement: Judgement, name: str) -> None:
+    court = judgement.court
+    statements = {s.dtype: s for s in court.statements if s.witness.name == name}
+    table: Table = {dtype: _verdicts(court, statement) for dtype, statement in statements.items()}
+    table = of_ladder(table)
+    if name in judgement.forward:
+        judgement.forward[name] = of_ladder(judgement.forward[name])
+    for dtype, statement in statements.items():
+        sound = dtype == "float64" or not any(v.verdict == "wrong" for v in table.get("float64", {}).values())
+        _explain(judgement, statement, table[dtype], sound)
+    judgement.gradients[name] = table
+
+
+def _verdicts(court: Court, statement: Statement) -> dict[str, Verdict]:
+    verdicts = {key: of_one(court.measure(statement, key)) for key in statement.gradients}
+    for key, why in statement.misshapen.items():
+        verdicts[key] = Verdict("missing", why=why)
+    reference = court.reference_for(statement)
+    for key in statement.witness.absent:
+        if key not in verdicts:
+            zero = reference.gradient(key) is not None and reference.exactly_zero(key)
+            verdicts[key] = Verdict("zero-noise" if zero else "missing", why="no gradient (None)")
+    return verdicts
+
+
+def _explain(judgement: Judgement, statement: Statement, verdicts: dict[str, Verdict], sound: bool) -> None:
+    """Searches for causes of what is over the line, and takes back what they excuse."""
+    over = [key for key, v in verdicts.items() if v.verdict in ("wrong", "unstable") and v.measurement is not None]
+    if not over:
+        return
+    measured = {key: v.measurement for key, v in verdicts.items() if v.measurement is not None}
+    for finding in causes.explain(judgement.court, statement, measured, over, sound=sound):
+        judgement.findings.append(finding)
+        for key in finding.tensors:
+            if verdicts[key].verdict != "unstable" or finding.kind != "precision":
+                arithmetic = finding.details.get("arithmetic")
+                verdicts[key] = replace(
+                    verdicts[key], verdict=finding.verdict, why=finding.evidence, arithmetic=arithmetic
+                )
+
+
+def _decide_by_vote(judgement: Judgement) -> None:
+    """Where there is no reference, testimonies that agree with each other agree, and a lone dissenter stays undecided."""
+    court = judgement.court
+    for key in court.keys:
+        unknown = [
+            verdicts
+            for table in judgement.gradients.values()
+            for verdicts in table.values()
+            if key in verdicts and verdicts[key].verdict == "undecided" and verdicts[key].measurement is None
+        ]
+        if not unknown:
+            continue
+        judgement.by_vote_alone = True
+        found = vote.groups(court, key)
+        unanimous = len(found) == 1 and len(found[0]) > 1
+        for verdicts in unknown:
+            if unanimous:
+                verdicts[key] = Verdict("agrees", why="by vote alone: all witnesses agree; there is no reference")
+
+
+def _cross_examine(judgement: Judgement) -> None:
+    """Audits the reference at the precision of the accusation, or at float32 if there is none."""
+    court = judgement.court
+    dtypes = sorted({s.dtype for s in court.statements}, key=lambda d: d != "float64")
+    accused = any(v.verdict in GUILTY for t in judgement.gradients.values() for v in t.get("float64", {}).values())
+    if not dtypes:
+        return
+    judgement.audit = auditing.directional(court.reference(dtypes[0] if accused else dtypes[-1]))
+
