@@ -1,0 +1,1 @@
+"""Benchmarks: kernels against frameworks, judging against what it judges."""

@@ -1,0 +1,95 @@
+// A replica of a computation with model noise: each operation's result t gets a draw from U(−1,1)·(c·u·|t| + η)
+// (docs/numerics.md, replicas; Parker, Monte Carlo Arithmetic).
+//
+// The draw is a hash of the operation and of its operands' keys, and the result's key is that hash: no state, so the same
+// bits in any order of threads; and the same operation on the same operands rounds the same way, as in a real machine.
+// The low 16 bits of a key are the replica's number and pass through every operation.
+#pragma once
+
+#include "scalar.cuh"
+
+namespace gradjury {
+
+struct noisy {
+  double v;
+  unsigned long long key;
+};
+
+enum NoisyOperation : unsigned long long {
+  kAdd = 1, kMultiply, kDivide, kScale, kTanh, kSigmoid, kExp, kLog, kSqrt, kRsqrt, kSum, kConstant, kExtra
+};
+
+GJ_MATH noisy make_noisy(double v, unsigned long long key) {
+  noisy r;
+  r.v = v;
+  r.key = key;
+  return r;
+}
+template <>
+struct Constant<noisy> {
+  GJ_MATH static noisy of(double c) { return make_noisy(c, 0); }
+};
+GJ_MATH double primal(const noisy& x) { return x.v; }
+
+// Stafford's variant 13 of MurmurHash3's finaliser.
+GJ_MATH unsigned long long mixed(unsigned long long x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+GJ_MATH unsigned long long replica_of(unsigned long long key) { return key & 0xffff; }
+// Key of the result of an operation; constants have key 0 and no replica.
+GJ_MATH unsigned long long key_of(unsigned long long operation, unsigned long long a, unsigned long long b) {
+  const unsigned long long hash = mixed(mixed(a + 0x9E3779B97F4A7C15ull * operation) ^ (b + 0xD1B54A32D192ED03ull));
+  return (hash & ~0xffffull) | (replica_of(a) | replica_of(b));
+}
+// Uniform in (−1, 1), from the bits of a key above the replica.
+GJ_MATH double uniform(unsigned long long key) {
+  return static_cast<double>(static_cast<long long>(mixed(key)) >> 11) * 0x1p-52;
+}
+
+// y with its draw; `size` is the error's largest value in units of u.
+GJ_MATH noisy perturbed(double y, double size, unsigned long long key) {
+  return make_noisy(y + uniform(key) * (arithmetic().u * size + arithmetic().eta), key);
+}
+// A function: in coherent replicas all elements share one draw per function.
+GJ_MATH noisy perturbed_function(double y, unsigned long long operation, unsigned long long operand) {
+  const unsigned long long key = key_of(operation, operand, 0);
+  const double size = arithmetic().function_error * fabs(y);
+  if (!arithmetic().coherent) return perturbed(y, size, key);
+  const double shared = uniform(key_of(operation, replica_of(operand), 0));
+  return make_noisy(y + shared * arithmetic().u * size + uniform(key) * arithmetic().eta, key);
+}
+
+GJ_MATH noisy operator-(const noisy& a) { return make_noisy(-a.v, a.key); }
+GJ_MATH noisy operator+(const noisy& a, const noisy& b) {
+  const double y = a.v + b.v;
+  return perturbed(y, fabs(y), key_of(kAdd, a.key, b.key));
+}
+GJ_MATH noisy operator-(const noisy& a, const noisy& b) { return a + -b; }
+GJ_MATH noisy operator*(const noisy& a, const noisy& b) {
+  const double y = a.v * b.v;
+  return perturbed(y, fabs(y), key_of(kMultiply, a.key, b.key));
+}
+GJ_MATH noisy operator/(const noisy& a, const noisy& b) {
+  const double y = a.v / b.v;
+  return perturbed(y, fabs(y), key_of(kDivide, a.key, b.key));
+}
+GJ_MATH noisy fma_(const noisy& a, const noisy& b, const noisy& c) { return a * b + c; }
+GJ_MATH noisy scale(const noisy& x, double c) {
+  const double y = x.v * c;
+  int exponent;
+  const double size = frexp(fabs(c), &exponent) == 0.5 ? 0.0 : fabs(y);
+  return perturbed(y, size, key_of(kScale, x.key, 0));
+}
+GJ_MATH noisy tanh_(const noisy& x) { return perturbed_function(tanh(x.v), kTanh, x.key); }
+GJ_MATH noisy sigmoid_(const noisy& x) { return perturbed_function(sigmoid_(x.v), kSigmoid, x.key); }
+GJ_MATH noisy exp_(const noisy& x) { return perturbed_function(exp(x.v), kExp, x.key); }
+GJ_MATH noisy log_(const noisy& x) { return perturbed_function(log(x.v), kLog, x.key); }
+GJ_MATH noisy sqrt_(const noisy& x) {
+  const double y = sqrt(x.v);
+  return perturbed(y, fabs(y), key_of(kSqrt, x.key, 0));
+}
+GJ_MATH noisy rsqrt_(const noisy& x) { return perturbed_function(1 / sqrt(x.v), kRsqrt, x.key); }
+
+}  // namespace gradjury

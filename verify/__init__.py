@@ -1,0 +1,1 @@
+"""The court: cases, witnesses, references, verdicts."""

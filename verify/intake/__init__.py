@@ -1,0 +1,1 @@
+"""Evidence as people have it: printed logs."""
