@@ -88,7 +88,7 @@ class HostEngine:
         return 1
 
     def matmul_threads(self) -> int:
-        return 64
+        return 128
 
 
 def _slot(argument: Any) -> bytes:

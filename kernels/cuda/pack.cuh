@@ -61,6 +61,46 @@ constexpr int kSimdBytes = 0;
 constexpr int kSimdBytes = 0;
 #endif
 
+// Pairs lie apart, so that their parts are registers of their own. `put` writes one lane of a row of packs in memory.
+template <int W>
+struct Pack<dd, W> {
+  Pack<double, W> hi, lo;
+  GJ_MATH dd get(int i) const { return make_dd(hi.get(i), lo.get(i)); }
+  GJ_MATH void set(int i, const dd& x) { hi.set(i, x.hi), lo.set(i, x.lo); }
+};
+template <int W>
+struct Pack<spread, W> {
+  Pack<double, W> v, variance;
+  GJ_MATH spread get(int i) const { return make_spread(v.get(i), variance.get(i)); }
+  GJ_MATH void set(int i, const spread& x) { v.set(i, x.v), variance.set(i, x.variance); }
+};
+template <int W>
+struct Pack<noisy, W> {
+  Pack<double, W> v;
+  unsigned long long key[W];
+  GJ_MATH noisy get(int i) const { return make_noisy(v.get(i), key[i]); }
+  GJ_MATH void set(int i, const noisy& x) { v.set(i, x.v), key[i] = x.key; }
+};
+template <class T, int W>
+GJ_MATH void put(Pack<T, W>* row, int n, const T& x) {
+  row[n / W].set(n % W, x);
+}
+#if !defined(GJ_DEVICE)
+template <int W>
+GJ_FN void put(Pack<float, W>* row, int n, const float& x) {
+  reinterpret_cast<float*>(row)[n] = x;
+}
+template <int W>
+GJ_FN void put(Pack<double, W>* row, int n, const double& x) {
+  reinterpret_cast<double*>(row)[n] = x;
+}
+template <int W>
+GJ_FN void put(Pack<dd, W>* row, int n, const dd& x) {
+  reinterpret_cast<double*>(&row[n / W].hi)[n % W] = x.hi;
+  reinterpret_cast<double*>(&row[n / W].lo)[n % W] = x.lo;
+}
+#endif
+
 // The widest pack of T that is one register; 1 where there are none.
 template <class T>
 constexpr int simd_width() {
@@ -106,14 +146,52 @@ GJ_MATH Pack<T, W> fma_(const Pack<T, W>& a, const Pack<T, W>& b, const Pack<T, 
   return r;
 }
 
+template <int W>
+GJ_MATH Pack<double, W> absolute(const Pack<double, W>& x) {
+  Pack<double, W> r;
+  GJ_UNROLL
+  for (int i = 0; i < W; i++) r.set(i, fabs(x.get(i)));
+  return r;
+}
+template <int W>
+GJ_MATH Pack<double, W> operator-(const Pack<double, W>& a) {
+  return splat_pack<double, W>(0.0) - a;
+}
+template <int W>
+GJ_MATH Pack<double, W> add_(const Pack<double, W>& a, const Pack<double, W>& b) {
+  return a + b;
+}
+template <int W>
+GJ_MATH Pack<double, W> sub_(const Pack<double, W>& a, const Pack<double, W>& b) {
+  return a - b;
+}
+template <int W>
+GJ_MATH Pack<double, W> mul_(const Pack<double, W>& a, const Pack<double, W>& b) {
+  return a * b;
+}
+template <int W>
+GJ_MATH Pack<dd, W> splat(const dd& x, Pack<dd, W>*) {
+  return {splat_pack<double, W>(x.hi), splat_pack<double, W>(x.lo)};
+}
+// Without the scalar's care for infinities: a sum that is not finite here may end as NaN.
+template <int W>
+GJ_MATH Pack<dd, W> fma_(const Pack<dd, W>& a, const Pack<dd, W>& b, const Pack<dd, W>& c) {
+  Pack<dd, W> p, r;
+  dd_multiply(a.hi, a.lo, b.hi, b.lo, p.hi, p.lo);
+  dd_add(p.hi, p.lo, c.hi, c.lo, r.hi, r.lo);
+  return r;
+}
+
 // W neighbouring values from memory, of which `left` exist; the rest read as zero.
 template <class T, int W>
 GJ_MATH Pack<T, W> load_pack(const T* p, Index left) {
   Pack<T, W> r;
 #if !defined(GJ_DEVICE)
-  if (left >= W) {
-    std::memcpy(&r, p, sizeof r);
-    return r;
+  if constexpr (simd_width<T>() == W && W > 1) {
+    if (left >= W) {
+      std::memcpy(&r, p, sizeof r);
+      return r;
+    }
   }
 #endif
   GJ_UNROLL
@@ -123,9 +201,11 @@ GJ_MATH Pack<T, W> load_pack(const T* p, Index left) {
 template <class T, int W>
 GJ_MATH void store_pack(T* p, const Pack<T, W>& x, Index left) {
 #if !defined(GJ_DEVICE)
-  if (left >= W) {
-    std::memcpy(p, &x, sizeof x);
-    return;
+  if constexpr (simd_width<T>() == W && W > 1) {
+    if (left >= W) {
+      std::memcpy(p, &x, sizeof x);
+      return;
+    }
   }
 #endif
   GJ_UNROLL
