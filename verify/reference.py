@@ -234,7 +234,7 @@ class Reference:
         run, found = self.double[0], dict(self.masks)
         for node in self.case.graph:
             op = ops.get(node.op)
-            if op is not None and op.kink and node.name in run.saved and node.name not in found:
+            if op is not None and op.kinked(op.complete(node.attributes)) and node.name in run.saved and node.name not in found:
                 output = node.outputs[op.outputs[0]]
                 found[node.name] = (self._primal(run.values[output]) > 0).astype(np.uint8)
         return found
@@ -277,7 +277,7 @@ class Reference:
         found: dict[str, Kink] = {}
         for node in self.case.graph:
             op = ops.get(node.op)
-            if op is None or not op.kink or node.name not in run.saved or node.name in self.masks:
+            if op is None or node.name not in self.active_units or node.name in self.masks:
                 continue
             before = op.kink_input(execute.node_inputs(node, run.values, self._spread_kernels, None), run.saved[node.name])
             if before is None:
