@@ -1,197 +1,274 @@
-"""The graph of a case: checked, ordered, and asked who uses what."""
+"""The graph of a case: its order, its consumers, the names of parts, and whether it makes sense."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from difflib import get_close_matches
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from gradjury.verify import ops
-from gradjury.verify.case import Case, CaseError, Node
+from gradjury.verify.case import Case, Node
+from gradjury.verify.errors import CaseError
 from gradjury.verify.ops.base import Op, OpError
 
 Shape = tuple[int, ...]
 
 
-def check(case: Case) -> dict[str, Shape]:
-    """Shapes of all tensors that can be known. Raises CaseError for what contradicts itself.
-
-    Inputs without a value are allowed: what depends on them is then judged by comparison alone.
-    """
-    _check_names(case)
-    _check_slots(case)
-    ordered = order(case)
-    shapes: dict[str, Shape] = {}
-    for name, value in case.values.items():
-        _expect(name in _names(case), case, f"value/{name}: no node uses this tensor{_suggest(name, _names(case))}")
-        _expect(name not in producers(case), case, f"value/{name}: node {_maker(case, name)} computes this tensor")
-        shapes[name] = value.shape
-    _check_integers(case)
-    for node in ordered:
-        shapes |= _output_shapes(case, node, shapes)
-    _check_upstream(case, shapes)
-    _check_testimonies(case)
-    return shapes
+# ---- walking
 
 
 def order(case: Case) -> list[Node]:
-    """The nodes, each after those whose outputs it uses; otherwise as written. Raises CaseError for a cycle."""
-    made = producers(case)
-    placed: dict[str, Node] = {}
-    waiting = list(case.graph)
-    while waiting:
-        ready = [n for n in waiting if all(t not in made or made[t].name in placed for t in n.inputs.values())]
-        if not ready:
-            raise CaseError(f"{case.name}: the graph has a cycle through {', '.join(n.name for n in waiting[:4])}")
-        for node in ready:
-            placed[node.name] = node
-        waiting = [n for n in waiting if n.name not in placed]
-    return list(placed.values())
+    """The nodes so that each comes after those whose outputs it uses, else as listed. Raises CaseError for a cycle."""
+    producer = producers(case)
+    waits_for: dict[str, set[str]] = {}
+    serves: dict[str, list[Node]] = {}
+    for node in case.graph:
+        before = {producer[name].name for name in node.inputs.values() if name in producer}
+        waits_for[node.name] = before
+        for other in before:
+            serves.setdefault(other, []).append(node)
+    ready = [node for node in case.graph if not waits_for[node.name]]
+    ordered: list[Node] = []
+    while len(ordered) < len(ready):
+        node = ready[len(ordered)]
+        ordered.append(node)
+        for after in serves.get(node.name, ()):
+            waits_for[after.name].discard(node.name)
+            if not waits_for[after.name]:
+                ready.append(after)
+    if len(ordered) < len(case.graph):
+        stuck = {node.name for node in case.graph} - {node.name for node in ordered}
+        raise CaseError(f"{case.name}: graph: a cycle runs through {_cycle(stuck, waits_for)}")
+    return ordered
+
+
+def _cycle(stuck: set[str], waits_for: Mapping[str, set[str]]) -> str:
+    walk: list[str] = []
+    name = min(stuck)
+    while name not in walk:
+        walk.append(name)
+        name = min(waits_for[name] & stuck)
+    return " <- ".join([*walk[walk.index(name) :], name])
 
 
 def producers(case: Case) -> dict[str, Node]:
-    """The node that computes each tensor; graph inputs are absent."""
+    """The node that computes each tensor; graph inputs are not in it."""
     return {name: node for node in case.graph for name in node.outputs.values()}
 
 
+def tensors(case: Case) -> set[str]:
+    """Every tensor name of the graph."""
+    return {name for node in case.graph for name in (*node.inputs.values(), *node.outputs.values())}
+
+
 def consumers(case: Case, tensor: str) -> list[tuple[Node, str]]:
-    """The nodes and slots that a tensor goes into, as far as gradient can flow back from them."""
-    found = []
-    for node in case.graph:
-        op = ops.get(node.op)
-        for slot, name in node.inputs.items():
-            if name == tensor and _differentiable(op, slot):
-                found.append((node, slot))
-    return found
+    """The uses of a tensor: node and input slot."""
+    return [(node, slot) for node in case.graph for slot, name in node.inputs.items() if name == tensor]
+
+
+def opaque(case: Case) -> list[Node]:
+    """Nodes whose op is unknown: they are judged only by comparing witnesses."""
+    return [node for node in case.graph if ops.get(node.op) is None]
+
+
+# ---- parts
 
 
 def part_key(case: Case, tensor: str, node: str, slot: str) -> str:
-    """The key of the part of a gradient that flows back from one use: NAME@NODE, or NAME@NODE.SLOT if NODE has several."""
+    """The key of the part of `tensor`'s gradient that flows back from `slot` of the consumer `node`."""
     uses = [s for n, s in consumers(case, tensor) if n.name == node]
     return f"{tensor}@{node}.{slot}" if len(uses) > 1 else f"{tensor}@{node}"
 
 
 def split_part(case: Case, key: str) -> tuple[str, str | None, str | None]:
-    """(tensor, node, slot) of a gradient's key. The last @… is a part only if it names a consumer of what is before it."""
-    tensor, at, place = key.rpartition("@")
+    """A gradient's key as (tensor, node, slot); node and slot are None where the whole gradient is meant.
+
+    The last `@…` names a part only if it names a consumer; otherwise it belongs to the tensor's name (`x@GRAD`). `slot`
+    is None if the key names none.
+    """
+    tensor, at, end = key.rpartition("@")
     if at:
-        for node, slot in consumers(case, tensor):
-            if place == node.name:
-                return tensor, node.name, None
-            if place == f"{node.name}.{slot}":
+        uses = consumers(case, tensor)
+        if any(node.name == end for node, _ in uses):
+            return tensor, end, None
+        for node, slot in uses:
+            if f"{node.name}.{slot}" == end:
                 return tensor, node.name, slot
     return key, None, None
 
 
-def opaque(case: Case) -> list[Node]:
-    """Nodes whose op nobody here knows: judged by comparison alone."""
-    return [node for node in case.graph if ops.get(node.op) is None]
+# ---- checking
+
+
+def check(case: Case) -> dict[str, Shape]:
+    """The shapes of all tensors that follow from the case's values. Raises CaseError for a graph that makes no sense."""
+    _check_names(case)
+    shapes: dict[str, Shape] = {name: value.shape for name, value in case.values.items()}
+    integers = _integers(case)
+    for node in order(case):
+        op = ops.get(node.op)
+        if op is not None:
+            _check_node(case, node, op)
+            _infer(case, node, op, shapes)
+    _check_values(case, integers)
+    _check_upstream(case, shapes)
+    _check_keys(case, integers)
+    return shapes
+
+
+def complete(case: Case, shapes: Mapping[str, Shape]) -> Case:
+    """The case with what it leaves to be understood: upstream gradients at the shapes of their tensors, and 1 for a
+    scalar that is the only output nothing uses; what is missing is noted."""
+    notes = list(case.notes)
+    upstream = {name: gradient.reshape(shapes.get(name, gradient.shape)) for name, gradient in case.upstream.items()}
+    unused = unused_outputs(case)
+    if len(unused) == 1 and unused[0] not in upstream and _size(shapes.get(unused[0])) == 1:
+        upstream[unused[0]] = np.ones(shapes[unused[0]])
+    if not upstream:
+        notes.append(f"no upstream gradient: give upstream/{unused[0] if unused else 'NAME'} to have a reference")
+    produced = producers(case)
+    given = {name for node in case.graph for name in node.inputs.values() if name not in produced}
+    missing = sorted(given - set(case.values))
+    if missing:
+        notes.append(f"no value of {_listed(missing)}: what depends on it has no reference")
+    notes += [f"value/{name} is not used by the graph" for name in case.values if name not in tensors(case)]
+    return replace(case, upstream=upstream, notes=notes)
+
+
+def unused_outputs(case: Case) -> list[str]:
+    """Tensors that some node computes and none uses."""
+    used = {name for node in case.graph for name in node.inputs.values()}
+    return [name for node in case.graph for name in node.outputs.values() if name not in used]
+
+
+def define(case: Case, settings: Mapping[str, Any]) -> Case:
+    """The case under another definition: `{"gru.update": "keeps-candidate"}` sets it in every gru and gru_step."""
+    graph = list(case.graph)
+    for setting, value in settings.items():
+        family, dot, attribute = setting.rpartition(".")
+        chosen = [i for i, node in enumerate(graph) if dot and node.op in (family, f"{family}_step")]
+        if not chosen:
+            found = ", ".join(sorted({node.op for node in graph}))
+            raise CaseError(f"{case.name}: definition {setting}: expected OP.ATTRIBUTE with an op of the graph ({found})")
+        for i in chosen:
+            graph[i] = replace(graph[i], attributes={**graph[i].attributes, attribute: value})
+    return replace(case, graph=graph)
 
 
 def _check_names(case: Case) -> None:
-    seen: set[str] = set()
+    names: set[str] = set()
+    produced: dict[str, str] = {}
     for node in case.graph:
-        _expect(node.name not in seen, case, f"node {node.name}: two nodes have this name")
-        seen.add(node.name)
-    made: dict[str, str] = {}
-    for node in case.graph:
+        if node.name in names:
+            raise CaseError(f"{case.name}: graph: two nodes are called {node.name!r}")
+        names.add(node.name)
         for name in node.outputs.values():
-            _expect(name not in made, case, f"tensor {name}: computed by both {made.get(name)} and {node.name}")
-            made[name] = node.name
+            if name in produced:
+                raise CaseError(f"{case.name}: {name!r} is produced by {produced[name]!r} and again by {node.name!r}")
+            if name in case.values and ops.get(node.op) is not None:
+                raise CaseError(f"{case.name}: {name!r} is given as value/{name} and produced by {node.name!r}; leave one out")
+            produced[name] = node.name
 
 
-def _check_slots(case: Case) -> None:
-    for node in case.graph:
-        op = ops.get(node.op)
-        if op is None:
-            close = get_close_matches(node.op, ops.all_ops(), 1)
-            if close and "." not in node.op:
-                case.notes.append(f"node {node.name}: op {node.op!r} is unknown (did you mean {close[0]!r}?)")
-            continue
-        known = {slot.name for slot in op.inputs}
-        for slot in node.inputs:
-            _expect(slot in known, case, f"node {node.name}: {op.name} has no input {slot!r}; it takes {', '.join(sorted(known))}")
-        for declared in op.inputs:
-            there = declared.optional or declared.name in node.inputs
-            _expect(there, case, f"node {node.name}: {op.name} needs the input {declared.name!r}")
-        for slot in node.outputs:
-            _expect(slot in op.outputs, case, f"node {node.name}: {op.name} has no output {slot!r}; it gives {', '.join(op.outputs)}")
-        try:
-            op.check_attributes(node.attributes)
-        except OpError as error:
-            raise CaseError(f"{case.name}: node {node.name}: {error}") from None
-
-
-def _check_integers(case: Case) -> None:
-    for node in case.graph:
-        op = ops.get(node.op)
-        for slot in op.inputs if op is not None else ():
-            value = case.values.get(node.inputs.get(slot.name, ""))
-            if slot.integer and value is not None and value.dtype.kind not in "iub":
-                whole = value.dtype.kind == "f" and bool(np.isfinite(value).all()) and bool((value == np.rint(value)).all())
-                _expect(whole, case, f"node {node.name}: {slot.name}: expected integers, found {value.dtype}")
-                case.values[node.inputs[slot.name]] = value.astype(np.int64)
-
-
-def _output_shapes(case: Case, node: Node, shapes: dict[str, Shape]) -> dict[str, Shape]:
-    op = ops.get(node.op)
-    if op is None or any(name not in shapes for name in node.inputs.values()):
-        return {}
-    given = {slot: shapes[name] for slot, name in node.inputs.items()}
-    values: dict[str, Any] = {s.name: case.values.get(node.inputs.get(s.name, "")) for s in op.inputs if s.integer}
+def _check_node(case: Case, node: Node, op: Op) -> None:
+    where = f"{case.name}: node {node.name!r} ({node.op})"
+    slots = [slot.name for slot in op.inputs]
+    for slot in node.inputs:
+        if slot not in slots:
+            raise CaseError(f"{where}: input {slot!r}: unknown; {node.op} takes {', '.join(slots)}")
+    for declared in op.inputs:
+        if not declared.optional and declared.name not in node.inputs:
+            raise CaseError(f"{where}: input {declared.name!r} is missing")
+    for slot in node.outputs:
+        if slot not in op.outputs:
+            raise CaseError(f"{where}: output {slot!r}: unknown; {node.op} gives {', '.join(op.outputs)}")
+    if not node.outputs:
+        raise CaseError(f"{where}: expected at least one output ({', '.join(op.outputs)})")
     try:
-        found = op.shapes(given, values, op.complete(node.attributes))
+        op.check_attributes(node.attributes)
     except OpError as error:
-        raise CaseError(f"{case.name}: node {node.name}: {error}") from None
-    return {name: found[slot] for slot, name in node.outputs.items()}
+        raise CaseError(f"{where}: {error}") from None
 
 
-def _check_upstream(case: Case, shapes: dict[str, Shape]) -> None:
+def _infer(case: Case, node: Node, op: Op, shapes: dict[str, Shape]) -> None:
+    if any(name not in shapes for name in node.inputs.values()):
+        return
+    by_slot = {slot: shapes[name] for slot, name in node.inputs.items()}
+    integer = {slot.name for slot in op.inputs if slot.integer}
+    values = {s: case.values[name] for s, name in node.inputs.items() if s in integer and name in case.values}
+    try:
+        outputs = op.shapes(by_slot, values, op.complete(node.attributes))
+    except OpError as error:
+        raise CaseError(f"{case.name}: node {node.name!r} ({node.op}): {error}") from None
+    shapes |= {name: tuple(outputs[slot]) for slot, name in node.outputs.items()}
+
+
+def _integers(case: Case) -> dict[str, str]:
+    """Tensors that are read as integers, with the node that does."""
+    return {name: node.name for node, slot, name in _uses(case) if slot is not None and slot.integer}
+
+
+def _uses(case: Case) -> Iterator[tuple[Node, Any, str]]:
+    for node in case.graph:
+        op = ops.get(node.op)
+        slots = {} if op is None else {slot.name: slot for slot in op.inputs}
+        for slot, name in node.inputs.items():
+            yield node, slots.get(slot), name
+
+
+def _check_values(case: Case, integers: Mapping[str, str]) -> None:
+    for name, node in integers.items():
+        value = case.values.get(name)
+        if value is not None and value.dtype.kind not in "iub":
+            raise CaseError(f"{case.name}: value/{name}: node {node!r} needs integers, found {value.dtype}; save it as int64")
+    for node, slot, name in _uses(case):
+        if name in integers and slot is not None and not slot.integer:
+            raise CaseError(
+                f"{case.name}: {name!r} is read as integers by {integers[name]!r} and as numbers by {node.name!r}; use two names"
+            )
+
+
+def _check_upstream(case: Case, shapes: Mapping[str, Shape]) -> None:
+    produced = producers(case)
     for name, gradient in case.upstream.items():
-        _expect(name in producers(case), case, f"upstream/{name}: no node computes this tensor{_suggest(name, producers(case))}")
+        if name not in produced:
+            outputs = _listed(unused_outputs(case)) or "none"
+            raise CaseError(f"{case.name}: upstream/{name}: expected an output of the graph ({outputs}), found {name!r}")
         shape = shapes.get(name)
-        if shape is not None and gradient.shape != shape:
-            squeezed = tuple(n for n in gradient.shape if n != 1) == tuple(n for n in shape if n != 1)
-            _expect(squeezed, case, f"upstream/{name}: expected shape {shape}, found {gradient.shape}")
-            case.upstream[name] = gradient.reshape(shape)
-    if case.graph and not case.upstream:
-        used = {name for node in case.graph for name in node.inputs.values()}
-        loose = [name for name in producers(case) if name not in used]
-        scalar = len(loose) == 1 and shapes.get(loose[0], ()) == ()
-        if not scalar and all(name in shapes for name in loose):
-            shown = ", ".join(f"{name} {shapes[name]}" for name in loose[:3])
-            raise CaseError(f"{case.name}: no upstream gradient is given for {shown}; add upstream/NAME")
+        if shape is not None and _squeezed(gradient.shape) != _squeezed(shape):
+            raise CaseError(f"{case.name}: upstream/{name}: expected shape {shape}, found {gradient.shape}")
 
 
-def _check_testimonies(case: Case) -> None:
-    names = _names(case)
-    for testimony in case.testimonies.values():
-        for kind, found in (("grad", testimony.gradients), ("forward", testimony.forward)):
-            for key in found:
-                tensor = split_part(case, key)[0] if kind == "grad" else key
-                where = f"{kind}/{testimony.witness}/{testimony.dtype}/{key}"
-                _expect(not names or tensor in names, case, f"{where}: the graph has no tensor {tensor!r}{_suggest(tensor, names)}")
+def _check_keys(case: Case, integers: Mapping[str, str]) -> None:
+    known = tensors(case)
+    for (witness, dtype), testimony in case.testimonies.items():
+        for key in testimony.gradients:
+            _check_key(case, f"grad/{witness}/{dtype}/{key}", split_part(case, key)[0], known, integers)
+        for key in testimony.forward:
+            _check_key(case, f"forward/{witness}/{dtype}/{key}", key, known, {})
+    for witness in case.witnesses.values():
+        for key in witness.absent:
+            _check_key(case, f"absent of witness {witness.name!r}", split_part(case, key)[0], known, {})
 
 
-def _names(case: Case) -> set[str]:
-    return {name for node in case.graph for name in (*node.inputs.values(), *node.outputs.values())}
+def _check_key(case: Case, where: str, tensor: str, known: set[str], integers: Mapping[str, str]) -> None:
+    if tensor not in known:
+        listed = _listed(sorted(known))
+        raise CaseError(f"{case.name}: {where}: {tensor!r} is no tensor of the graph (it has {listed})")
+    if tensor in integers:
+        raise CaseError(f"{case.name}: {where}: {tensor!r} holds integers (for {integers[tensor]!r}): they have no gradient")
 
 
-def _maker(case: Case, name: str) -> str:
-    return producers(case)[name].name
+def _squeezed(shape: Shape) -> Shape:
+    return tuple(n for n in shape if n != 1)
 
 
-def _differentiable(op: Op | None, slot: str) -> bool:
-    return op is None or any(s.name == slot and s.differentiable for s in op.inputs)
+def _size(shape: Shape | None) -> int | None:
+    return None if shape is None else int(np.prod(shape))
 
 
-def _suggest(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _expect(condition: bool, case: Case, message: str) -> None:
-    if not condition:
-        raise CaseError(f"{case.name}: {message}")
+def _listed(names: list[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -62,7 +62,9 @@ def judge_case(case: Case, *, live: Sequence[str] = (), strict: bool = False, de
         from gradjury.verify.witnesses import call
 
         case, identities, failures = call(case, live)
+    case = graph.define(case, define or {})
     shapes = graph.check(case)
+    case = graph.complete(case, shapes)
     court = Court(case, engine(), shapes)
     judgement = Judgement(court, failures=failures)
     for statement in court.statements:

@@ -75,6 +75,7 @@ class Op:
     outputs: tuple[str, ...] = ("y",)
     attributes: Mapping[str, Attribute] = {}
     kink = False  # whether the derivative may jump where something changes sign (relu)
+    paddle_outputs: Mapping[str, str] = {}  # outputs that PaddlePaddle stores otherwise: as Slot.paddle
     kink_of_input = False  # whether the kink's side can be read off the input x
 
     def shapes(self, shapes: Mapping[str, Shape], values: Values, attributes: Mapping[str, Any]) -> dict[str, Shape]:

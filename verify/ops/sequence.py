@@ -30,6 +30,7 @@ class Recurrent(Op):
         Slot("lengths", optional=True, differentiable=False, integer=True),
     )
     outputs = ("y", "h_n")
+    paddle_outputs = {"y": "time"}
     gates: int
 
     def shapes(self, shapes: Mapping[str, Shape], values: Values, attributes: Mapping[str, Any]) -> dict[str, Shape]:
