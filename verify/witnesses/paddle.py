@@ -12,14 +12,12 @@ import numpy as np
 
 from gradjury.verify.witnesses.base import Identity
 
-FULL_PRECISION = {  # flags that lower precision where the build has them; 3.3
-    "FLAGS_allow_tf32_cublas": False,
-    "FLAGS_allow_tf32_cudnn": False,
-    "FLAGS_gemm_use_half_precision_compute_type": False,
-    "FLAGS_cublaslt_exhaustive_search_times": 0,
+DETERMINISTIC = {  # settings of the GPU builds
     "FLAGS_cudnn_deterministic": True,
     "FLAGS_embedding_deterministic": 1,
+    "FLAGS_gemm_use_half_precision_compute_type": False,
 }
+TF32_SWITCHES = ("cublas_switch", "cudnn_switch")  # get_…/set_… of the GPU builds: whether TF32 may be used
 
 
 class Framework:
@@ -40,14 +38,20 @@ class Framework:
 
     @contextmanager
     def precision(self) -> Iterator[None]:
-        """No TF32, deterministic kernels, no autocast; flags are put back."""
-        before = known_flags(self.module, FULL_PRECISION)
-        self.module.set_flags({flag: FULL_PRECISION[flag] for flag in before})
+        """No TF32, deterministic kernels, no autocast; all settings are put back."""
+        core = self.module.base.core
+        flags = known_flags(self.module, DETERMINISTIC)
+        switches = {name: getattr(core, f"get_{name}")() for name in TF32_SWITCHES if hasattr(core, f"get_{name}")}
+        self.module.set_flags({flag: DETERMINISTIC[flag] for flag in flags})
+        for name in switches:
+            getattr(core, f"set_{name}")(False)
         try:
             with self.module.amp.auto_cast(enable=False):
                 yield
         finally:
-            self.module.set_flags(before)
+            self.module.set_flags(flags)
+            for name, before in switches.items():
+                getattr(core, f"set_{name}")(before)
 
     def tensor(self, array: np.ndarray, dtype: str | None, requires_grad: bool) -> Any:
         if dtype is None:
