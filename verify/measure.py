@@ -9,6 +9,9 @@ import numpy as np
 from gradjury.verify.reference import Exact, Reference
 
 
+TYPICAL = 0.45  # rms of a rounding error, in units of u times its scale (docs/numerics.md)
+
+
 @dataclass(frozen=True)
 class Measurement:
     """A comparison of one tensor. `excess` is the largest error in units of its budget: 1 is the line.
@@ -24,6 +27,7 @@ class Measurement:
     error: np.ndarray
     budget: np.ndarray
     scale: np.ndarray
+    unit: float
     excess: float
     worst: tuple[int, ...]
     mismatch: bool
@@ -47,6 +51,16 @@ class Measurement:
         size = float(np.linalg.norm(self.exact.high))
         noise = float(np.linalg.norm(self.budget))
         return noise / size if size > 0 else (0.0 if noise == 0 else float("inf"))
+
+    @property
+    def hidden(self) -> float:
+        """The relative size of a mistake that this very testimony may hide: its error, and rounding of typical size.
+
+        A larger one would need rounding to cancel it in all elements at once.
+        """
+        size = float(np.linalg.norm(self.exact.high))
+        typical = TYPICAL * self.unit * float(np.linalg.norm(self.scale))
+        return (float(np.linalg.norm(self.error)) + typical) / size if size > 0 else float("inf")
 
     @property
     def below_budget(self) -> bool:
@@ -105,6 +119,7 @@ def _compare(
         error=np.where(finite, error, 0.0),
         budget=np.where(finite, budget, 0.0),
         scale=reference.scale(key, forward=forward, replicas=replicas),
+        unit=reference.precision.u,
         excess=float(ratio[index]) if ratio.size else 0.0,
         worst=tuple(int(i) for i in index),
         mismatch=mismatch,

@@ -56,7 +56,7 @@ def of_one(measured: Measurement | None) -> Verdict:
         return Verdict("zero-noise", measured, "the exact gradient is zero: what is printed is rounding")
     if measured.below_budget:
         return Verdict("zero-noise", measured, "the exact gradient is smaller than rounding everywhere")
-    if measured.resolution > COARSE:
+    if measured.resolution > COARSE and measured.hidden > COARSE:
         return Verdict("undecided", measured, f"rounding may be {measured.resolution:.0%} of the gradient")
     return Verdict("agrees", measured)
 

@@ -12,8 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from gradjury.verify.court import Court, Statement, declared_assumptions
-from gradjury.verify.measure import Measurement
+from gradjury.verify.measure import TYPICAL, Measurement
 from gradjury.verify.precision import FLUSHED
+from gradjury.verify.reference import Assumptions
 from gradjury.verify.verdict import Finding
 
 EMULATED = (
@@ -26,7 +27,6 @@ EMULATED = (
 LEFT = 0.3  # share of the error that an emulation may leave, in the median over the tensors
 ALIKE = 2.0**6  # how far the effective unit roundoff of two tensors of one testimony may differ
 FORMATS = {"float32": ((9.5, 14.0, "float16"), (6.0, 9.5, "bfloat16")), "float64": ((20.0, 26.0, "float32"),)}
-TYPICAL = 0.45  # rms of a rounding error in units of its predicted largest standard deviation
 VACUOUS = 0.1
 
 
@@ -125,22 +125,30 @@ def _weak_at_float64(
     return _one_pass(court, statement, measured, over) or _raw_moments(court, statement, measured, over)
 
 
-def _weak_algorithm(court, statement, measured, over, taken, name) -> Finding | None:  # type: ignore[no-untyped-def]
+def _weak_algorithm(
+    court: Court,
+    statement: Statement,
+    measured: Mapping[str, Measurement],
+    over: list[str],
+    taken: Assumptions,
+    name: str,
+) -> Finding | None:
+    """The tensors within the budget of a weak algorithm, where that budget still says something."""
     if not any(node.op in ("batchnorm", "layernorm") for node in court.case.graph):
         return None
     reference = court.reference_for(statement, taken)
-    held = {key: court.measure(statement, key, reference) for key in over}
-    if any(m is None or not m.within for m in held.values()):
+    held = [m for key in over if (m := court.measure(statement, key, reference)) is not None]
+    if len(held) < len(over) or not all(m.within for m in held):
         return None
-    if any(m.resolution > VACUOUS and not m.zero for m in held.values()):
+    if any(m.resolution > VACUOUS and not m.zero for m in held):
         return None
     before = max(measured[key].excess for key in over)
-    after = max(m.excess for m in held.values())
+    after = max(m.excess for m in held)
     found = _finding(statement, over, name, f"{name}: excess {before:.2g} -> {after:.2g}")
     return replace(found, verdict="unstable")
 
 
-def _all_within(court, statement, over, taken) -> bool:  # type: ignore[no-untyped-def]
+def _all_within(court: Court, statement: Statement, over: list[str], taken: Assumptions) -> bool:
     reference = court.reference_for(statement, taken)
     held = [court.measure(statement, key, reference) for key in over]
     return all(m is not None and m.within for m in held)

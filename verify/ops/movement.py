@@ -151,7 +151,10 @@ class Embedding(Op):
         index = rows[..., None] * width + np.arange(width)
         padding = attributes["padding_idx"]
         hidden = None if padding is None else rows == padding % x["weight"].shape[0]
-        return {"y": k.gather(x["weight"], index)}, (index, hidden)
+        y = k.gather(x["weight"], index)
+        if hidden is not None and k.scalar.name.startswith("dual"):
+            y.data[:, hidden, :, k.scalar.components // 2 :] = 0  # the row is a constant, so it has no derivative
+        return {"y": y}, (index, hidden)
 
     def backward(
         self,
