@@ -110,10 +110,12 @@ def backward(
     """Gradients of Σ⟨upstream, output⟩ with respect to every tensor that is asked for.
 
     `asked`: tensor names wanted (None: all). `replace`: gradients to take in place of the computed total of a tensor,
-    for all that lies behind it. A tensor to which no gradient flows gets zeros.
+    for all that lies behind it. A tensor to which no gradient flows gets zeros; without an upstream nothing is known.
     """
     needed = _needed(case, asked)
     result = Backward()
+    if not upstream:
+        return result
     sums: dict[str, Tensor] = dict(upstream)
     unknown: set[str] = set()
     replace = replace or {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -63,9 +64,18 @@ def tensors(case: Case) -> set[str]:
     return {name for node in case.graph for name in (*node.inputs.values(), *node.outputs.values())}
 
 
-def consumers(case: Case, tensor: str) -> list[tuple[Node, str]]:
-    """The uses of a tensor: node and input slot."""
+def uses(case: Case, tensor: str) -> list[tuple[Node, str]]:
+    """Where a tensor goes: node and input slot."""
     return [(node, slot) for node in case.graph for slot, name in node.inputs.items() if name == tensor]
+
+
+def consumers(case: Case, tensor: str) -> list[tuple[Node, str]]:
+    """The uses of a tensor from which gradient can flow back."""
+    return [(node, slot) for node, slot in uses(case, tensor) if _differentiable(ops.get(node.op), slot)]
+
+
+def _differentiable(op: Op | None, slot: str) -> bool:
+    return op is None or any(s.name == slot and s.differentiable for s in op.inputs)
 
 
 def opaque(case: Case) -> list[Node]:
@@ -78,8 +88,8 @@ def opaque(case: Case) -> list[Node]:
 
 def part_key(case: Case, tensor: str, node: str, slot: str) -> str:
     """The key of the part of `tensor`'s gradient that flows back from `slot` of the consumer `node`."""
-    uses = [s for n, s in consumers(case, tensor) if n.name == node]
-    return f"{tensor}@{node}.{slot}" if len(uses) > 1 else f"{tensor}@{node}"
+    slots = [s for n, s in uses(case, tensor) if n.name == node]
+    return f"{tensor}@{node}.{slot}" if len(slots) > 1 else f"{tensor}@{node}"
 
 
 def split_part(case: Case, key: str) -> tuple[str, str | None, str | None]:
@@ -90,10 +100,10 @@ def split_part(case: Case, key: str) -> tuple[str, str | None, str | None]:
     """
     tensor, at, end = key.rpartition("@")
     if at:
-        uses = consumers(case, tensor)
-        if any(node.name == end for node, _ in uses):
+        found = uses(case, tensor)
+        if any(node.name == end for node, _ in found):
             return tensor, end, None
-        for node, slot in uses:
+        for node, slot in found:
             if f"{node.name}.{slot}" == end:
                 return tensor, node.name, slot
     return key, None, None
@@ -119,22 +129,35 @@ def check(case: Case) -> dict[str, Shape]:
 
 
 def complete(case: Case, shapes: Mapping[str, Shape]) -> Case:
-    """The case with what it leaves to be understood: upstream gradients at the shapes of their tensors, and 1 for a
-    scalar that is the only output nothing uses; what is missing is noted."""
-    notes = list(case.notes)
+    """The case with what it leaves to be understood: upstream gradients at the shapes of their tensors, 1 for a scalar
+    that is the only output nothing uses, whole numbers as integers where an op needs those."""
     upstream = {name: gradient.reshape(shapes.get(name, gradient.shape)) for name, gradient in case.upstream.items()}
+    integers = {name: case.values[name].astype(np.int64) for name in _integers(case) if name in case.values}
     unused = unused_outputs(case)
     if len(unused) == 1 and unused[0] not in upstream and _size(shapes.get(unused[0])) == 1:
         upstream[unused[0]] = np.ones(shapes[unused[0]])
-    if not upstream:
-        notes.append(f"no upstream gradient: give upstream/{unused[0] if unused else 'NAME'} to have a reference")
+    return replace(case, upstream=upstream, values=case.values | integers)
+
+
+def remarks(case: Case) -> list[str]:
+    """What a completed case lacks for a reference, and what it holds for nothing; one line each."""
+    found = []
+    if not case.upstream:
+        example = (unused_outputs(case) or ["NAME"])[0]
+        found.append(f"no upstream gradient, hence no reference: record upstream/{example}")
     produced = producers(case)
-    given = {name for node in case.graph for name in node.inputs.values() if name not in produced}
-    missing = sorted(given - set(case.values))
+    inputs = {name for node in case.graph for name in node.inputs.values() if name not in produced}
+    missing = sorted(inputs - set(case.values))
     if missing:
-        notes.append(f"no value of {_listed(missing)}: what depends on it has no reference")
-    notes += [f"value/{name} is not used by the graph" for name in case.values if name not in tensors(case)]
-    return replace(case, upstream=upstream, notes=notes)
+        found.append(f"no value of {_listed(missing)}: what depends on it has no reference")
+    for node in opaque(case):
+        close = get_close_matches(node.op, ops.all_ops(), 1)
+        if close and "." not in node.op:
+            found.append(f"node {node.name}: op {node.op} is unknown; did you mean {close[0]}?")
+    unused = sorted(set(case.values) - tensors(case))
+    if unused:
+        found.append(f"value of {_listed(unused)}: not used by the graph")
+    return found
 
 
 def unused_outputs(case: Case) -> list[str]:
@@ -221,8 +244,8 @@ def _uses(case: Case) -> Iterator[tuple[Node, Any, str]]:
 def _check_values(case: Case, integers: Mapping[str, str]) -> None:
     for name, node in integers.items():
         value = case.values.get(name)
-        if value is not None and value.dtype.kind not in "iub":
-            raise CaseError(f"{case.name}: value/{name}: node {node!r} needs integers, found {value.dtype}; save it as int64")
+        if value is not None and not _whole(value):
+            raise CaseError(f"{case.name}: value/{name}: node {node!r} needs integers, found {value.dtype} with fractions")
     for node, slot, name in _uses(case):
         if name in integers and slot is not None and not slot.integer:
             raise CaseError(
@@ -255,10 +278,15 @@ def _check_keys(case: Case, integers: Mapping[str, str]) -> None:
 
 def _check_key(case: Case, where: str, tensor: str, known: set[str], integers: Mapping[str, str]) -> None:
     if tensor not in known:
-        listed = _listed(sorted(known))
-        raise CaseError(f"{case.name}: {where}: {tensor!r} is no tensor of the graph (it has {listed})")
+        close = get_close_matches(tensor, known, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"it has {_listed(sorted(known))}"
+        raise CaseError(f"{case.name}: {where}: {tensor!r} is no tensor of the graph; {hint}")
     if tensor in integers:
         raise CaseError(f"{case.name}: {where}: {tensor!r} holds integers (for {integers[tensor]!r}): they have no gradient")
+
+
+def _whole(value: np.ndarray) -> bool:
+    return value.dtype.kind != "f" or bool((np.isfinite(value) & (value == np.rint(value))).all())
 
 
 def _squeezed(shape: Shape) -> Shape:

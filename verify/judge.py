@@ -58,15 +58,15 @@ def judge_case(case: Case, *, live: Sequence[str] = (), strict: bool = False, de
     """
     failures: list[dict[str, str]] = []
     identities: dict[str, Any] = {}
+    case = graph.complete(case, graph.check(case))
     if live:
         from gradjury.verify.witnesses import call
 
         case, identities, failures = call(case, live)
     case = graph.define(case, define or {})
     shapes = graph.check(case)
-    case = graph.complete(case, shapes)
     court = Court(case, engine(), shapes)
-    judgement = Judgement(court, failures=failures)
+    judgement = Judgement(court, failures=failures, notes=graph.remarks(case))
     for statement in court.statements:
         judgement.notes += statement.notes
         _judge_forward(judgement, statement)
