@@ -69,10 +69,13 @@ GJ_HOT T channel_sum(const Channel& c, Packed packed_term, Single term) {
   return sum.result();
 }
 
-// The form y = (γr)·x + (β − γr·μ) rounds at the size of its terms: replicas have to show that too.
+// The form y = (γr)·x + (β − γr·μ) rounds at the size of its terms: what models rounding has to allow for it.
 template <class T>
 GJ_MATH T with_folded_rounding(const T& y, const T&, const T&, const T&) {
   return y;
+}
+GJ_MATH spread with_folded_rounding(const spread& y, const spread& x, const spread& mean, const spread& slope) {
+  return make_spread(y.v, y.variance + slope.v * slope.v * (x.v * x.v + mean.v * mean.v));
 }
 GJ_MATH noisy with_folded_rounding(const noisy& y, const noisy& x, const noisy& mean, const noisy& slope) {
   return perturbed(y.v, fabs(slope.v) * (fabs(x.v) + fabs(mean.v)), key_of(kExtra, y.key, x.key));
@@ -170,6 +173,16 @@ __global__ void batchnorm_backward(
 }
 GJ_KERNEL(batchnorm_backward)
 
+// to = from·slope
+template <class T>
+GJ_HOT void scaled_copy(const Channel& c, const T* from, T slope, T* to) {
+  constexpr int W = simd_width<T>();
+  const Pack<T, W> slopes = splat_pack<T, W>(slope);
+  auto packed = [&](Index o) { store_pack<T, W>(to + o, load_pack<T, W>(from + o, W) * slopes, W); };
+  auto single = [&](Index o) { to[o] = from[o] * slope; };
+  GJ_EACH_OF_CHANNEL(c, W, packed, single);
+}
+
 // With statistics that are constants (evaluation): y and, backward, dx = dy·γ·r with the parameters' sums.
 template <class T>
 __global__ void batchnorm_fixed_forward(
@@ -196,17 +209,11 @@ __global__ void batchnorm_fixed_backward(
   for (Index b = blockIdx.x; b < outer * channels; b += gridDim.x) {
     const Channel c = channel_of(b, rows, channels, inner);
     const T mu = mean[b], r = rsqrt_(variance[b] + constant<T>(epsilon));
-    Sum<T> first, second;
-    auto read = [&](Index o) {
-      first.add(dy[o]);
-      second.add_product(dy[o], (x[o] - mu) * r);
-    };
-    GJ_EACH_OF_CHANNEL(c, 1, read, read);
-    const T sum = block_sum(first.result()), weighted = block_sum(second.result());
+    const ChannelSums<T> mine = backward_sums<T>(c, x, dy, mu);
+    const T sum = block_sum(mine.dy), weighted = block_sum(mine.dy_normal) * r;
     if (threadIdx.x == 0) dbias[b] = sum, dweight[b] = weighted;
     const T slope = weight ? r * weight[b] : r;
-    auto write = [=](Index o) { dx[o] = dy[o] * slope; };
-    GJ_EACH_OF_CHANNEL(c, 1, write, write);
+    scaled_copy<T>(c, dy, slope, dx);
   }
 }
 GJ_KERNEL(batchnorm_fixed_backward)

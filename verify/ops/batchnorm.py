@@ -140,6 +140,8 @@ def normalise(
     if k.scalar.name == "spread":
         one_pass = int(bool(attributes.get("hypothesis.one_pass")))
         _launch_spread(k, "batchnorm_spread_forward", layout, epsilon, one_pass, *results)
+    elif _columns(k, layout):
+        _launch(k, "batchnorm_columns_forward", layout[:3], epsilon, *results)
     else:
         _launch(k, "batchnorm_forward", layout, epsilon, *results)
     return y, statistics
@@ -159,14 +161,17 @@ def normalise_backward(
     dx, dweight, dbias = k.empty(x.cases, x.shape), k.empty(outer, (count,)), k.empty(outer, (count,))
     given = (x, weight, statistics.mean, statistics.rstd, flow, dx, dweight, dbias)
     if k.scalar.name != "spread":
-        _launch(k, "batchnorm_backward", layout, *given)
+        if _columns(k, layout):
+            _launch(k, "batchnorm_columns_backward", layout[:3], *given)
+        else:
+            _launch(k, "batchnorm_backward", layout, *given)
         return dx, dweight, dbias
     variances, normal = k.doubles(np.zeros((3, outer, count))), k.doubles(np.zeros((x.cases, *x.shape)))
     _launch_spread(k, "batchnorm_spread_backward", layout, int(raw_moments), *given, variances, normal)
     common = (
         Mode(k.xp.ones_like(normal), variances[0], included=False),
         Mode(normal, variances[1], included=True),
-        Mode(dx.data[..., 0], variances[2], included=True),
+        Mode(k.xp.ascontiguousarray(dx.data[..., 0]), variances[2], included=True),
     )
     return replace(dx, modes=common), dweight, dbias
 
@@ -175,13 +180,18 @@ def _parameter_gradients(k: Kernels, x: Tensor) -> tuple[Tensor, Tensor]:
     return k.empty(x.cases, x.shape[1:2]), k.empty(x.cases, x.shape[1:2])
 
 
-def _launch(k: Kernels, kernel: str, layout: tuple[int, int, int, int], *arguments: Any) -> None:
+def _columns(k: Kernels, layout: tuple[int, int, int, int]) -> bool:
+    """Whether channels are columns that may be taken together: not for scalars whose sums keep more than a value."""
+    return layout[3] == 1 and layout[2] > 1 and k.scalar.name in ("float32", "float64", "double-double")
+
+
+def _launch(k: Kernels, kernel: str, layout: tuple[int, ...], *arguments: Any) -> None:
     blocks = layout[0] * layout[2]
     if blocks:
         k.launch(kernel, (min(blocks, 65535), 1, 1), k.engine.reduction_threads(k.scalar), *layout, *arguments)
 
 
-def _launch_spread(k: Kernels, kernel: str, layout: tuple[int, int, int, int], *arguments: Any) -> None:
+def _launch_spread(k: Kernels, kernel: str, layout: tuple[int, ...], *arguments: Any) -> None:
     blocks = layout[0] * layout[2]
     if blocks:
         k.launch(kernel, (min(blocks, 65535), 1, 1), 1, *layout, *arguments)

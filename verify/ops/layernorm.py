@@ -34,10 +34,7 @@ class Layernorm(Op):
     def forward(self, k: Kernels, x: Values, attributes: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:
         source = x["x"]
         normal, statistics = normalise(k, source, self._layout(x), None, None, attributes)
-        y = normal
-        for slot, kernel in (("weight", "multiply"), ("bias", "add")):
-            if x[slot] is not None:
-                y = k.binary(kernel, y, k.broadcast(x[slot], source.shape))
+        y = self._affine(k, x, normal, x["weight"], x["bias"])
         return {"y": y}, (normal, statistics)
 
     def backward(
@@ -55,7 +52,7 @@ class Layernorm(Op):
         normal, statistics = saved
         found = {}
         if "x" in wanted:
-            inner = flow if x["weight"] is None else k.multiply(flow, k.broadcast(x["weight"], source.shape))
+            inner = self._affine(k, x, flow, x["weight"], None)
             dx, _, _ = normalise_backward(k, source, self._layout(x), None, statistics, inner, raw_moments=True)
             found["x"] = _flat_rows(dx, source)
         if "weight" in wanted:
@@ -63,6 +60,16 @@ class Layernorm(Op):
         if "bias" in wanted:
             found["bias"] = k.unbroadcast(flow, x["bias"].shape)
         return found
+
+    def _affine(self, k: Kernels, x: Values, values: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """values·weight + bias, of the shape of x."""
+        if weight is None and bias is None:
+            return values
+        cases, _, rows, features = self._layout(x)
+        y = k.empty(cases, values.shape)
+        if cases * rows * features:
+            k.launch("affine_rows", (min(cases * rows, 65535), 1, 1), k.engine.reduction_threads(k.scalar), cases, rows, features, values, weight, bias, y)
+        return y
 
     def _layout(self, x: Values) -> tuple[int, int, int, int]:
         """Every row of features is a channel of its own: (cases, 1, rows, features)."""
