@@ -58,12 +58,12 @@ def judge_case(case: Case, *, live: Sequence[str] = (), strict: bool = False, de
     """
     failures: list[dict[str, str]] = []
     identities: dict[str, Any] = {}
+    case = graph.define(case, define or {})
     case = graph.complete(case, graph.check(case))
     if live:
         from gradjury.verify.witnesses import call
 
         case, identities, failures = call(case, live)
-    case = graph.define(case, define or {})
     shapes = graph.check(case)
     court = Court(case, engine(), shapes)
     judgement = Judgement(court, failures=failures, notes=graph.remarks(case))
