@@ -154,7 +154,7 @@ def node_inputs(node: Node, values: Mapping[str, Any], k: Kernels, kink: Kink | 
     if op.kink:
         kink = kink or Kink()
         x["kink.mask"] = None if kink.mask is None else k.mask(_rows(kink.mask, k, x))
-        x["kink.undecided"] = None if kink.undecided is None else k.xp_array(_rows(kink.undecided, k, x))
+        x["kink.undecided"] = None if kink.undecided is None else k.doubles(_rows(kink.undecided, k, x))
     return x
 
 

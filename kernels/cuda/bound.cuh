@@ -32,21 +32,20 @@ GJ_MATH bound operator/(const bound& a, const bound& b) {
 }
 GJ_MATH bound fma_(const bound& a, const bound& b, const bound& c) { return a * b + c; }
 GJ_MATH bound tanh_(const bound& x) {
-  const double y = tanh(x.v);
-  return make_bound(y, (1 - y * y) * x.deviation);
+  return make_bound(tanh(x.v), tanh_slope(x.v) * x.deviation);
 }
 GJ_MATH bound sigmoid_(const bound& x) {
-  const double y = sigmoid_(x.v);
-  return make_bound(y, y * (1 - y) * x.deviation);
+  return make_bound(sigmoid_(x.v), sigmoid_slope(x.v) * x.deviation);
 }
 GJ_MATH bound exp_(const bound& x) {
   const double y = exp(x.v);
   return make_bound(y, y * x.deviation);
 }
 GJ_MATH bound log_(const bound& x) { return make_bound(log(x.v), x.deviation / fabs(x.v)); }
+// |√(v + δ) − √v| ≤ √|δ| where the slope is infinite.
 GJ_MATH bound sqrt_(const bound& x) {
   const double y = sqrt(x.v);
-  return make_bound(y, x.deviation == 0 ? 0.0 : x.deviation / (2 * y));
+  return make_bound(y, fmin(x.deviation / (2 * y), sqrt(x.deviation)));
 }
 GJ_MATH bound rsqrt_(const bound& x) {
   const double y = 1 / sqrt(x.v);

@@ -52,13 +52,11 @@ GJ_MATH dual<R> fma_(const dual<R>& a, const dual<R>& b, const dual<R>& c) {
 }
 template <class R>
 GJ_MATH dual<R> tanh_(const dual<R>& x) {
-  const R y = tanh_(x.v);
-  return make_dual(y, (constant<R>(1) - y * y) * x.d);
+  return make_dual(tanh_(x.v), tanh_slope(x.v) * x.d);
 }
 template <class R>
 GJ_MATH dual<R> sigmoid_(const dual<R>& x) {
-  const R y = sigmoid_(x.v);
-  return make_dual(y, y * (constant<R>(1) - y) * x.d);
+  return make_dual(sigmoid_(x.v), sigmoid_slope(x.v) * x.d);
 }
 template <class R>
 GJ_MATH dual<R> exp_(const dual<R>& x) {

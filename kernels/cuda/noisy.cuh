@@ -1,9 +1,13 @@
 // A replica of a computation with model noise: each operation's result t gets a draw from U(−1,1)·(c·u·|t| + η)
 // (docs/numerics.md, replicas; Parker, Monte Carlo Arithmetic).
 //
-// The draw is a hash of the operation and of its operands' keys, and the result's key is that hash: no state, so the same
-// bits in any order of threads; and the same operation on the same operands rounds the same way, as in a real machine.
-// The low 16 bits of a key are the replica's number and pass through every operation.
+// The draw is a hash of the operation and of its operands' keys, and the result's key is that hash. So there is no state,
+// and the bits are the same in any order of threads. It is also what a real machine does: rounding is a function of the
+// operation and its operands, so the same operation on the same operands rounds the same way wherever it is computed
+// (a value recomputed in backward has forward's error), a + b as b + a, and errors that cancel in the machine cancel here;
+// draws that were independent every time would miss that. Round to nearest is odd, so a draw follows the sign of the result.
+// Each input element has a key of its own, hence operations on different operands have draws that are independent to the
+// quality of the hash. The low 16 bits of a key are the replica's number and pass through every operation.
 #pragma once
 
 #include "scalar.cuh"
@@ -16,7 +20,7 @@ struct noisy {
 };
 
 enum NoisyOperation : unsigned long long {
-  kAdd = 1, kMultiply, kDivide, kScale, kTanh, kSigmoid, kExp, kLog, kSqrt, kRsqrt, kSum, kConstant, kExtra
+  kAdd = 1, kSubtract, kMultiply, kDivide, kScale, kTanh, kSigmoid, kExp, kLog, kSqrt, kRsqrt, kSum, kConstant, kExtra
 };
 
 GJ_MATH noisy make_noisy(double v, unsigned long long key) {
@@ -43,14 +47,18 @@ GJ_MATH unsigned long long key_of(unsigned long long operation, unsigned long lo
   const unsigned long long hash = mixed(mixed(a + 0x9E3779B97F4A7C15ull * operation) ^ (b + 0xD1B54A32D192ED03ull));
   return (hash & ~0xffffull) | (replica_of(a) | replica_of(b));
 }
-// Uniform in (−1, 1), from the bits of a key above the replica.
+// The same where the operands commute.
+GJ_MATH unsigned long long key_of_pair(unsigned long long operation, unsigned long long a, unsigned long long b) {
+  return a < b ? key_of(operation, a, b) : key_of(operation, b, a);
+}
+// Uniform in (−1, 1), from the top 53 bits of a hash of the key: the middles of 2^53 equal intervals.
 GJ_MATH double uniform(unsigned long long key) {
-  return static_cast<double>(static_cast<long long>(mixed(key)) >> 11) * 0x1p-52;
+  return (static_cast<double>(static_cast<long long>(mixed(key)) >> 11) + 0.5) * 0x1p-52;
 }
 
 // y with its draw; `size` is the error's largest value in units of u.
 GJ_MATH noisy perturbed(double y, double size, unsigned long long key) {
-  return make_noisy(y + uniform(key) * (arithmetic().u * size + arithmetic().eta), key);
+  return make_noisy(y + uniform(key) * copysign(arithmetic().u * size + arithmetic().eta, y), key);
 }
 // A function: in coherent replicas all elements share one draw per function.
 GJ_MATH noisy perturbed_function(double y, unsigned long long operation, unsigned long long operand) {
@@ -58,18 +66,21 @@ GJ_MATH noisy perturbed_function(double y, unsigned long long operation, unsigne
   const double size = arithmetic().function_error * fabs(y);
   if (!arithmetic().coherent) return perturbed(y, size, key);
   const double shared = uniform(key_of(operation, replica_of(operand), 0));
-  return make_noisy(y + shared * arithmetic().u * size + uniform(key) * arithmetic().eta, key);
+  return make_noisy(y + copysign(shared * arithmetic().u * size, shared * y) + uniform(key) * arithmetic().eta, key);
 }
 
 GJ_MATH noisy operator-(const noisy& a) { return make_noisy(-a.v, a.key); }
 GJ_MATH noisy operator+(const noisy& a, const noisy& b) {
   const double y = a.v + b.v;
-  return perturbed(y, fabs(y), key_of(kAdd, a.key, b.key));
+  return perturbed(y, fabs(y), key_of_pair(kAdd, a.key, b.key));
 }
-GJ_MATH noisy operator-(const noisy& a, const noisy& b) { return a + -b; }
+GJ_MATH noisy operator-(const noisy& a, const noisy& b) {
+  const double y = a.v - b.v;
+  return perturbed(y, fabs(y), key_of(kSubtract, a.key, b.key));
+}
 GJ_MATH noisy operator*(const noisy& a, const noisy& b) {
   const double y = a.v * b.v;
-  return perturbed(y, fabs(y), key_of(kMultiply, a.key, b.key));
+  return perturbed(y, fabs(y), key_of_pair(kMultiply, a.key, b.key));
 }
 GJ_MATH noisy operator/(const noisy& a, const noisy& b) {
   const double y = a.v / b.v;

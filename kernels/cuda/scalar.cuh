@@ -64,6 +64,17 @@ GJ_MATH T sigmoid_of_exp(T x) {
 GJ_MATH float sigmoid_(float x) { return sigmoid_of_exp(x); }
 GJ_MATH double sigmoid_(double x) { return sigmoid_of_exp(x); }
 
+// The slopes of tanh, 1/cosh²(x), and of sigmoid, by e = exp(−|x|): 1 − y² and y(1 − y) cancel in the tails.
+template <class T>
+GJ_MATH T sigmoid_slope(const T& x) {
+  const T e = exp_(primal(x) < 0 ? x : -x), whole = constant<T>(1) + e;
+  return e / (whole * whole);
+}
+template <class T>
+GJ_MATH T tanh_slope(const T& x) {
+  return constant<T>(4) * sigmoid_slope(x + x);
+}
+
 // x times an exact constant: one rounding, none for powers of two.
 template <class T>
 GJ_MATH T scale(T x, double c) {

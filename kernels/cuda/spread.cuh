@@ -59,9 +59,9 @@ GJ_MATH spread exp_(const spread& x) {
   return approximated(y, y * y * x.variance);
 }
 GJ_MATH spread log_(const spread& x) { return approximated(log(x.v), x.variance / (x.v * x.v)); }
+// |√(v + δ) − √v| ≤ √|δ| where the slope is infinite, δ² = u²·variance.
 GJ_MATH spread sqrt_(const spread& x) {
-  const double y = sqrt(x.v);
-  return rounded(y, x.variance / (4 * x.v));
+  return rounded(sqrt(x.v), fmin(x.variance / (4 * x.v), sqrt(x.variance) / arithmetic().u));
 }
 GJ_MATH spread rsqrt_(const spread& x) {
   const double y = 1 / sqrt(x.v), slope = 0.5 * y / x.v;
