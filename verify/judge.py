@@ -50,23 +50,33 @@ class Judgement:
         return {v.verdict for table in tables for verdicts in table.values() for v in verdicts.values()}
 
 
-def judge_case(case: Case, *, live: Sequence[str] = (), strict: bool = False, define: Mapping[str, Any] | None = None) -> Report:
+def judge_case(
+    case: Case,
+    *,
+    live: Sequence[str] = (),
+    strict: bool = False,
+    define: Mapping[str, Any] | None = None,
+    identities: Mapping[str, Any] | None = None,
+    failures: Sequence[dict[str, str]] = (),
+) -> Report:
     """Judges every testimony of `case`, recorded or live.
 
     `live`: witnesses to run now, such as `torch` or `old=paddle:/path/to/python`. `strict`: low precision makes a
-    witness wrong. Raises CaseError if the case contradicts itself, EngineMissing if no engine can run the kernels.
+    witness wrong. `identities` and `failures`: of witnesses that were called before. Raises CaseError if the case contradicts itself, EngineMissing if no engine can run the kernels.
     """
-    failures: list[dict[str, str]] = []
-    identities: dict[str, Any] = {}
+    called: dict[str, Any] = dict(identities or {})
+    failed = list(failures)
     case = graph.define(case, define or {})
     case = graph.complete(case, graph.check(case))
     if live:
         from gradjury.verify.witnesses import call
 
-        case, identities, failures = call(case, live)
+        case, found, missing = call(case, live)
+        called |= found
+        failed += missing
     shapes = graph.check(case)
     court = Court(case, engine(), shapes)
-    judgement = Judgement(court, failures=failures, notes=graph.remarks(case))
+    judgement = Judgement(court, failures=failed, notes=graph.remarks(case))
     for statement in court.statements:
         judgement.notes += statement.notes
         _judge_forward(judgement, statement)
@@ -74,7 +84,7 @@ def judge_case(case: Case, *, live: Sequence[str] = (), strict: bool = False, de
         _judge_witness(judgement, name)
     _decide_by_vote(judgement)
     _cross_examine(judgement)
-    return Report(summarise(judgement, identities, strict=strict), case)
+    return Report(summarise(judgement, called, strict=strict), case)
 
 
 def _judge_forward(judgement: Judgement, statement: Statement) -> None:
