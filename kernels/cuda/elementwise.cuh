@@ -73,7 +73,7 @@ GJ_MATH spread accumulated(const spread& total, const spread& part, double lengt
 }
 GJ_MATH noisy accumulated(const noisy& total, const noisy& part, double length) {
   const double y = total.v + part.v;
-  return perturbed(y, sqrt(length * total.v * total.v + y * y), key_of(kExtra, total.key, part.key));
+  return perturbed(y, hypot(sqrt(length) * total.v, y), key_of(kExtra, total.key, part.key));
 }
 template <class T>
 __global__ void accumulate(Index cases, Index n, double length, const T* total, const T* part, T* y) {

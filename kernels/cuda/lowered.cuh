@@ -15,22 +15,6 @@ GJ_MATH lowered make_lowered(double v) {
   return r;
 }
 
-#if defined(GJ_DEVICE)
-GJ_MATH unsigned long long bits_of(double x) { return static_cast<unsigned long long>(__double_as_longlong(x)); }
-GJ_MATH double from_bits(unsigned long long b) { return __longlong_as_double(static_cast<long long>(b)); }
-#else
-GJ_MATH unsigned long long bits_of(double x) {
-  unsigned long long b;
-  std::memcpy(&b, &x, 8);
-  return b;
-}
-GJ_MATH double from_bits(unsigned long long b) {
-  double x;
-  std::memcpy(&x, &b, 8);
-  return x;
-}
-#endif
-
 // x at `bits` significant bits (0: all), to nearest even or toward zero.
 GJ_MATH double to_bits(double x, Index bits, bool toward_zero) {
   if (bits == 0 || bits >= 53 || !isfinite(x)) return x;

@@ -199,7 +199,8 @@ struct Microtile<noisy, R, 1, W> {
     }
   }
   GJ_MATH noisy result(int r, int, int w) const {
-    return perturbed(sum.total[r].get(w), sqrt(sum.variance(r, w)), (mixed(key[r][w] + kSum) & ~0xffffull) | replica);
+    const double total = sum.total[r].get(w), deviation = accumulation_deviation(sum.variance(r, w), total);
+    return perturbed(total, deviation, (mixed(key[r][w] + kSum) & ~0xffffull) | replica);
   }
 };
 
@@ -240,7 +241,7 @@ GJ_MATH spread started_from(const spread& sum, const spread& x, Index m) {
 }
 GJ_MATH noisy started_from(const noisy& sum, const noisy& x, Index m) {
   const double y = sum.v + x.v;
-  return perturbed(y, sqrt(static_cast<double>(m) * x.v * x.v + y * y), key_of(kExtra, sum.key, x.key));
+  return perturbed(y, hypot(sqrt(static_cast<double>(m)) * x.v, y), key_of(kExtra, sum.key, x.key));
 }
 
 // C[M,N] of every case. A[i,k] is at a_row·i + a_col·k within its case, B[k,j] at b_row·k + b_col·j: any transposition.

@@ -20,7 +20,7 @@ struct noisy {
 };
 
 enum NoisyOperation : unsigned long long {
-  kAdd = 1, kSubtract, kMultiply, kDivide, kScale, kTanh, kSigmoid, kExp, kLog, kSqrt, kRsqrt, kSum, kConstant, kExtra
+  kAdd = 1, kSubtract, kMultiply, kDivide, kScale, kTanh, kSigmoid, kExp, kLog, kSqrt, kRsqrt, kSum, kExtra
 };
 
 GJ_MATH noisy make_noisy(double v, unsigned long long key) {
@@ -29,9 +29,11 @@ GJ_MATH noisy make_noisy(double v, unsigned long long key) {
   r.key = key;
   return r;
 }
+// Constants have keys of their own and belong to no replica.
+GJ_MATH unsigned long long key_of_constant(double c) { return bits_of(c) & ~0xffffull; }
 template <>
 struct Constant<noisy> {
-  GJ_MATH static noisy of(double c) { return make_noisy(c, 0); }
+  GJ_MATH static noisy of(double c) { return make_noisy(c, key_of_constant(c)); }
 };
 GJ_MATH double primal(const noisy& x) { return x.v; }
 
@@ -42,7 +44,7 @@ GJ_MATH unsigned long long mixed(unsigned long long x) {
   return x ^ (x >> 31);
 }
 GJ_MATH unsigned long long replica_of(unsigned long long key) { return key & 0xffff; }
-// Key of the result of an operation; constants have key 0 and no replica.
+// Key of the result of an operation.
 GJ_MATH unsigned long long key_of(unsigned long long operation, unsigned long long a, unsigned long long b) {
   const unsigned long long hash = mixed(mixed(a + 0x9E3779B97F4A7C15ull * operation) ^ (b + 0xD1B54A32D192ED03ull));
   return (hash & ~0xffffull) | (replica_of(a) | replica_of(b));
@@ -63,10 +65,10 @@ GJ_MATH noisy perturbed(double y, double size, unsigned long long key) {
 // A function: in coherent replicas all elements share one draw per function.
 GJ_MATH noisy perturbed_function(double y, unsigned long long operation, unsigned long long operand) {
   const unsigned long long key = key_of(operation, operand, 0);
-  const double size = arithmetic().function_error * fabs(y);
-  if (!arithmetic().coherent) return perturbed(y, size, key);
+  const double c = arithmetic().function_error;
+  if (!arithmetic().coherent) return perturbed(y, c * fabs(y), key);
   const double shared = uniform(key_of(operation, replica_of(operand), 0));
-  return make_noisy(y + copysign(shared * arithmetic().u * size, shared * y) + uniform(key) * arithmetic().eta, key);
+  return make_noisy(y + shared * c * arithmetic().u * y + uniform(key) * arithmetic().eta, key);
 }
 
 GJ_MATH noisy operator-(const noisy& a) { return make_noisy(-a.v, a.key); }
@@ -91,7 +93,7 @@ GJ_MATH noisy scale(const noisy& x, double c) {
   const double y = x.v * c;
   int exponent;
   const double size = frexp(fabs(c), &exponent) == 0.5 ? 0.0 : fabs(y);
-  return perturbed(y, size, key_of(kScale, x.key, 0));
+  return perturbed(y, size, key_of(kScale, x.key, key_of_constant(c)));
 }
 GJ_MATH noisy tanh_(const noisy& x) { return perturbed_function(tanh(x.v), kTanh, x.key); }
 GJ_MATH noisy sigmoid_(const noisy& x) { return perturbed_function(sigmoid_(x.v), kSigmoid, x.key); }

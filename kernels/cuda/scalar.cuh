@@ -29,6 +29,22 @@ using std::sqrt;
 using std::tanh;
 #endif
 
+#if defined(GJ_DEVICE)
+GJ_MATH unsigned long long bits_of(double x) { return static_cast<unsigned long long>(__double_as_longlong(x)); }
+GJ_MATH double from_bits(unsigned long long b) { return __longlong_as_double(static_cast<long long>(b)); }
+#else
+GJ_MATH unsigned long long bits_of(double x) {
+  unsigned long long b;
+  std::memcpy(&b, &x, 8);
+  return b;
+}
+GJ_MATH double from_bits(unsigned long long b) {
+  double x;
+  std::memcpy(&x, &b, 8);
+  return x;
+}
+#endif
+
 // An exact constant of scalar T.
 template <class T>
 struct Constant {

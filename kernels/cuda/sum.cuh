@@ -40,6 +40,11 @@ GJ_MATH double accumulation_variance(
   return squares * ((products ? 1.0 : 0.0) + 0.5 * m) + partial_squares + weight * weight;
 }
 
+// Its root, for a sum that came to `total`: where the squares have underflowed, the size of the sum, which is never more.
+GJ_MATH double accumulation_deviation(double variance, double total) {
+  return variance < 0x1p-900 ? fmax(sqrt(variance), fabs(total)) : sqrt(variance);
+}
+
 // Counts how often a sequence repeats its last value, zeros apart.
 struct Repeats {
   double last = 0.0, count = 0.0, m = 0.0;
@@ -74,8 +79,12 @@ struct Tracked {
   }
   GJ_MATH double variance() const {
     const bool coherent = first.many() && (!products || second.many());
-    const double terms = first.m, losses = (products ? 2.0 : 1.0) * terms * underflow_variance();
-    return accumulation_variance(terms, products, squares, partial_squares, partial_sizes, coherent) + losses;
+    return accumulation_variance(first.m, products, squares, partial_squares, partial_sizes, coherent) +
+        2 * first.m * underflow_variance();
+  }
+  GJ_MATH double deviation() const {
+    const bool rounds = products || first.m > 1;
+    return rounds ? accumulation_deviation(variance(), total) : sqrt(variance());
   }
 };
 
@@ -112,7 +121,7 @@ struct Sum<noisy> {
     see(a.key, b.key);
   }
   GJ_MATH noisy result() const {
-    return perturbed(sum.total, sqrt(sum.variance()), (mixed(key + kSum) & ~0xffffull) | replica);
+    return perturbed(sum.total, sum.deviation(), (mixed(key + kSum) & ~0xffffull) | replica);
   }
   static constexpr bool kSplits = false;
 };
