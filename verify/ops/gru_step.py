@@ -70,12 +70,14 @@ class GruStep(Op):
         return {slot: makers[slot]() for slot in wanted}
 
     def torch(self, torch: Any, x: Values, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        if attributes == {"reset": "after", "update": "keeps-previous"} and (x["bias_ih"] is None) == (x["bias_hh"] is None):
+        if is_framework_convention(attributes) and (x["bias_ih"] is None) == (x["bias_hh"] is None):
             weights = (x["weight_ih"], x["weight_hh"], x["bias_ih"], x["bias_hh"])
             return {"h_next": torch._VF.gru_cell(x["x"], x["h"], *weights)}
         return {"h_next": composed_step(torch, x["x"], x["h"], x, attributes)}
 
     def paddle(self, paddle: Any, x: Values, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        if is_framework_convention(attributes):
+            return {"h_next": paddle_cell(paddle.nn.GRUCell(x["x"].shape[1], x["h"].shape[1]), x)}
         return {"h_next": composed_step(paddle, x["x"], x["h"], x, attributes)}
 
     def example(self, rng: np.random.Generator) -> Example:
@@ -129,31 +131,49 @@ def step_backward(
 
 def recurrent_weight_gradient(k: Kernels, gates: Gates, h: Tensor, dgh: Tensor, attributes: Mapping[str, Any]) -> Tensor:
     """dW_hh (3H, H): the candidate's rows see r·h where the reset comes before the product."""
-    whole = k.matmul(dgh, h, transpose_a=True)
     if attributes["reset"] == "after":
-        return whole
-    hidden = h.shape[1]
-    reset = k.matmul(dgh, gates.recurrent, transpose_a=True)
-    joined = k.xp.concatenate([whole.data[:, : 2 * hidden], reset.data[:, 2 * hidden :]], axis=1)
-    return Tensor(joined, k.scalar, length=whole.length)
+        return k.matmul(dgh, h, transpose_a=True)
+    cut, split = k.xp.ascontiguousarray, 2 * h.shape[1]
+    first, last = (Tensor(cut(part), k.scalar) for part in (dgh.data[:, :, :split], dgh.data[:, :, split:]))
+    parts = (k.matmul(first, h, transpose_a=True), k.matmul(last, gates.recurrent, transpose_a=True))
+    joined = k.xp.concatenate([part.data for part in parts], axis=1)
+    return Tensor(joined, k.scalar, length=parts[0].length)
 
 
-def check_step_shapes(shapes: Mapping[str, Shape], gates: int, states: Sequence[str] = ("h",)) -> None:
-    """Raises OpError unless x (…, in), the states (…, H) and the weights fit each other."""
+def check_step_shapes(shapes: Mapping[str, Shape], gates: int) -> None:
+    """Raises OpError unless x (batch, in), h (batch, H) and the weights of one step fit each other."""
+    x, h = shapes["x"], shapes["h"]
+    expect(len(x) == 2, f"x: expected (batch, features), found shape {x}")
+    check_recurrent_shapes(shapes, gates, "h")
+    expect(len(h) == 2, f"h: expected shape {(x[0], shapes['weight_hh'][1])}, found {h}")
+
+
+def check_recurrent_shapes(shapes: Mapping[str, Shape], gates: int, state: str) -> None:
+    """Raises OpError unless x (…, batch, in), the state (batch, H), if given, and the weights fit each other."""
     x, weight, recurrent = shapes["x"], shapes["weight_ih"], shapes["weight_hh"]
-    expect(len(x) >= 2, f"x: expected (batch, features), found shape {x}")
     expect(len(recurrent) == 2, f"weight_hh: expected ({gates}·hidden, hidden), found shape {recurrent}")
     hidden = recurrent[1]
     expect(recurrent[0] == gates * hidden, f"weight_hh: expected ({gates * hidden}, {hidden}), found {recurrent}")
     expect(weight == (gates * hidden, x[-1]), f"weight_ih: expected {(gates * hidden, x[-1])}, found {weight}")
-    for slot in states:
-        if slot in shapes:
-            state = tuple(n for n in shapes[slot] if n != 1)
-            expected = tuple(n for n in (x[-2], hidden) if n != 1)
-            expect(state == expected, f"{slot}: expected shape {(x[-2], hidden)}, found {shapes[slot]}")
+    if state in shapes:
+        found, expected = (tuple(n for n in shape if n != 1) for shape in (shapes[state], (x[-2], hidden)))
+        expect(found == expected, f"{state}: expected shape {(x[-2], hidden)}, found {shapes[state]}")
     for slot in ("bias_ih", "bias_hh"):
-        found = shapes.get(slot)
-        expect(found is None or found == (gates * hidden,), f"{slot}: expected shape ({gates * hidden},), found {found}")
+        bias = shapes.get(slot)
+        expect(bias is None or bias == (gates * hidden,), f"{slot}: expected shape ({gates * hidden},), found {bias}")
+
+
+def is_framework_convention(attributes: Mapping[str, Any]) -> bool:
+    """Whether torch's and paddle's own GRU compute this definition."""
+    return bool(attributes["reset"] == "after" and attributes["update"] == "keeps-previous")
+
+
+def paddle_cell(cell: Any, x: Values) -> Any:
+    """A paddle cell's output for x and h, with these weights in place of its parameters."""
+    for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+        del cell._parameters[name]
+        setattr(cell, name, x[name])
+    return cell(x["x"], x["h"])[0]
 
 
 def composed_step(framework: Any, x: Any, h: Any, weights: Values, attributes: Mapping[str, Any]) -> Any:

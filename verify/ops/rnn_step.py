@@ -12,7 +12,7 @@ from gradjury.kernels import modes
 from gradjury.kernels.calls import Kernels
 from gradjury.kernels.tensor import Tensor
 from gradjury.verify.ops.base import Attribute, Example, Op, Shape, Slot, Values
-from gradjury.verify.ops.gru_step import WEIGHTS, check_step_shapes, example_weights
+from gradjury.verify.ops.gru_step import WEIGHTS, check_step_shapes, example_weights, paddle_cell
 
 RNN_ATTRIBUTES: Mapping[str, Attribute] = {"activation": Attribute("tanh", choices=("tanh", "relu"))}
 
@@ -73,9 +73,14 @@ class RnnStep(Op):
         return before
 
     def torch(self, torch: Any, x: Values, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        if (x["bias_ih"] is None) == (x["bias_hh"] is None):
+            cell = getattr(torch._VF, f"rnn_{attributes['activation']}_cell")
+            return {"h_next": cell(x["x"], x["h"], *(x[slot.name] for slot in WEIGHTS))}
         return {"h_next": composed_step(torch, x["x"], x["h"], x, attributes)}
 
-    paddle = torch
+    def paddle(self, paddle: Any, x: Values, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        cell = paddle.nn.SimpleRNNCell(x["x"].shape[1], x["h"].shape[1], activation=attributes["activation"])
+        return {"h_next": paddle_cell(cell, x)}
 
     def example(self, rng: np.random.Generator) -> Example:
         return Example({"x": rng.standard_normal((4, 5)), "h": rng.standard_normal((4, 3)), **example_weights(rng, 1, 5, 3)})
