@@ -1,0 +1,93 @@
+"""Lines of styled text, so that a report is composed once and printed with or without colour."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """A piece of a line and its style: a colour name as rich knows it, or empty."""
+
+    text: str
+    style: str = ""
+
+
+Line = list[Span]
+
+
+def plain(lines: list[Line]) -> str:
+    """The lines without styles."""
+    return "\n".join("".join(span.text for span in line).rstrip() for line in lines)
+
+
+def safe(text: str) -> str:
+    """`text` on one line, without characters that would move the cursor or colour the screen of whoever reads it."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def cells(text: str) -> int:
+    """Columns that `text` takes on a terminal."""
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
+    )
+
+
+def pad(text: str, width: int) -> str:
+    """`text` filled up with spaces to `width` columns."""
+    return text + " " * (width - cells(text))
+
+
+def shorten(text: str, width: int) -> str:
+    """At most `width` columns of `text`, its middle left out: names differ at both ends."""
+    if cells(text) <= width:
+        return text
+    head, tail = text[: len(text) // 3], text[len(text) // 3 :]
+    while tail and cells(head) + cells(tail) + 1 > width:
+        head, tail = (head[:-1], tail) if len(head) > len(tail) // 2 else (head, tail[1:])
+    return f"{head}…{tail}"
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """`text` broken at spaces into lines of at most `width` columns; a longer word is broken where it must."""
+    lines: list[str] = [""]
+    for word in text.split():
+        while cells(word) > width:
+            room = width - cells(lines[-1]) - (1 if lines[-1] else 0)
+            cut = next((i for i in range(len(word), 0, -1) if cells(word[:i]) <= room), 0)
+            lines[-1] += (" " if lines[-1] and cut else "") + word[:cut]
+            word = word[cut:]
+            lines.append("")
+        if lines[-1] and cells(lines[-1]) + 1 + cells(word) > width:
+            lines.append(word)
+        else:
+            lines[-1] += f" {word}" if lines[-1] else word
+    return lines
+
+
+def number(x: float | str | None, digits: int = 2) -> str:
+    """A number as short as `digits` significant digits allow: 3.0e-8, 0.15, 12."""
+    if x is None:
+        return "-"
+    value = float(x)
+    if math.isnan(value):
+        return "nan"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if value == 0:
+        return "0"
+    rounded = float(f"{value:.{digits - 1}e}")
+    if not 1e-3 <= abs(rounded) < 1e5:
+        mantissa, exponent = f"{rounded:.{digits - 1}e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
+    return f"{rounded:.{decimals}f}"
+
+
+def listed(names: list[str], most: int = 4) -> str:
+    """Names in a row: a, b and c; with many, the first ones and how many more."""
+    shown = [safe(name) for name in names]
+    if len(shown) > most:
+        return f"{', '.join(shown[: most - 1])} and {len(shown) - most + 1} more"
+    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else "".join(shown)
