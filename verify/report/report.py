@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gradjury.verify.case import Case, write_case
+
+
+_collectors: list[list[Report]] = []
+
+
+@contextmanager
+def collect() -> Iterator[list[Report]]:
+    """Gathers every report made inside, in order; their `show` prints nothing there."""
+    reports: list[Report] = []
+    _collectors.append(reports)
+    try:
+        yield reports
+    finally:
+        _collectors.remove(reports)
 
 
 class Report:
@@ -15,6 +31,8 @@ class Report:
     def __init__(self, data: dict[str, Any], case: Case | None = None) -> None:
         self.data = data
         self.case = case
+        for reports in _collectors:
+            reports.append(self)
 
     @property
     def decision(self) -> str:
@@ -41,7 +59,9 @@ class Report:
         return self.text()
 
     def show(self, *, verbose: bool = False) -> None:
-        """Prints the report, in colour where the terminal has it."""
+        """Prints the report, in colour where the terminal has it. Under `gradjury check` the command does that."""
+        if _collectors:
+            return
         from gradjury.verify.report.terminal import show
 
         show(self, verbose=verbose)
