@@ -1,0 +1,94 @@
+"""PyTorch as a witness. Imported only inside the witness's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from gradjury.verify.witnesses.base import Identity
+
+
+class Framework:
+    """base.Framework for torch."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self.module: Any = torch
+        if device == "gpu" and not torch.cuda.is_available():
+            raise RuntimeError("this torch sees no GPU; ask for the witness torch instead of torch-gpu")
+        self.device = "cuda" if device == "gpu" else "cpu"
+
+    def identity(self) -> Identity:
+        return identity(self.module, self.device)
+
+    @contextmanager
+    def precision(self) -> Iterator[None]:
+        """No TF32, deterministic algorithms where there are any, no autocast; all settings are put back."""
+        torch = self.module
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, torch.get_float32_matmul_precision())
+        deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        torch.set_float32_matmul_precision("highest")
+        matmul.allow_tf32 = cudnn.allow_tf32 = cudnn.benchmark = False
+        cudnn.deterministic = True
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            with torch.autocast(self.device, enabled=False), torch.enable_grad():
+                yield
+        finally:
+            torch.set_float32_matmul_precision(before[4])
+            matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before[:4]
+            torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+
+    def tensor(self, array: np.ndarray, dtype: str | None, requires_grad: bool) -> Any:
+        tensor = self.module.as_tensor(np.array(array), device=self.device)
+        if dtype is None:
+            return tensor
+        return tensor.to(getattr(self.module, dtype)).requires_grad_(requires_grad)
+
+    def alias(self, tensor: Any) -> Any:
+        return tensor.view_as(tensor)
+
+    def tracked(self, tensor: Any) -> bool:
+        return bool(tensor.requires_grad)
+
+    def watch(self, tensor: Any) -> None:
+        tensor.retain_grad()
+
+    def run(self, op: Any, inputs: dict[str, Any], attributes: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = op.torch(self.module, inputs, attributes)
+        return found
+
+    def backward(self, outputs: Sequence[Any], upstreams: Sequence[Any]) -> None:
+        if outputs:
+            self.module.autograd.backward(list(outputs), list(upstreams))
+
+    def gradient(self, tensor: Any) -> np.ndarray | None:
+        return None if tensor.grad is None else self.array(tensor.grad)
+
+    def array(self, tensor: Any) -> np.ndarray:
+        return array(self.module, tensor)
+
+
+def array(torch: Any, tensor: Any) -> np.ndarray:
+    """The tensor's values in memory of their own; bfloat16 as float32."""
+    wide = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    return np.array(wide.detach().cpu().numpy())
+
+
+def identity(torch: Any, device: str = "cpu") -> Identity:
+    """Version, device, maths libraries and the settings that change arithmetic."""
+    flags: dict[str, Any] = {"deterministic": True, "tf32": False}
+    if device == "cuda":
+        backends = ["cublas", "cudnn"]
+        flags |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+        flags["device_name"] = str(torch.cuda.get_device_name())
+    else:
+        libraries = {"mkl": torch.backends.mkl, "onednn": torch.backends.mkldnn}
+        backends = [name for name, library in libraries.items() if library.is_available()] or ["openblas"]
+        flags["threads"] = torch.get_num_threads()
+    return Identity("torch", "torch", str(torch.__version__), device, backends, flags)
