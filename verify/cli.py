@@ -80,7 +80,7 @@ def verify(
     """Judge case files."""
     from gradjury.verify.progress import progress
 
-    live = [name for listed in witness or [] for name in listed.split(",") if name]
+    live = [_witness(name) for listed in witness or [] for name in listed.split(",") if name]
     definitions = dict(_definition(text) for text in define or [])
     outcomes: list[Outcome] = []
     with _stdout_kept_clean(as_json), progress(len(cases), cases[0].name) as advance:
@@ -98,6 +98,16 @@ def _judge(path: Path, live: list[str], strict: bool, definitions: dict[str, Any
     if not live and not case.testimonies and not any(w.absent for w in case.witnesses.values()):
         raise CaseError(f"{path}: no witness says anything in this case; add gradients, or run one: --witness torch")
     return judge_case(case, live=live, strict=strict, define=definitions)
+
+
+def _witness(text: str) -> str:
+    from gradjury.verify.witnesses.base import parse
+
+    try:
+        parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
 
 
 def _definition(text: str) -> tuple[str, Any]:
@@ -118,9 +128,9 @@ def logs(
     verbose: Verbose = False,
 ) -> None:
     """Read printed gradients out of one or two training logs, align them, and judge what can be judged."""
-    from gradjury.verify.intake.compare import compare_logs
+    from gradjury.verify.intake.compare import compare
 
-    found = outcome.attempt(str(a), lambda: compare_logs([a] if b is None else [a, b]))
+    found = outcome.attempt(str(a), lambda: compare(a, b))
     _finish([found], as_json=as_json, verbose=verbose, single=True)
 
 
@@ -188,10 +198,31 @@ def witnesses(as_json: Json = False) -> None:
 
 @app.command()
 def demo(verbose: Verbose = False) -> None:
-    """Run the field cases that ship with the project."""
-    from gradjury.verify.demo import run_demo
+    """Run the field reports that ship with the project, with the frameworks that are installed."""
+    from importlib.util import find_spec
 
-    run_demo(verbose=verbose)
+    from gradjury.verify.demo import field_reports
+    from gradjury.verify.progress import progress
+
+    live = [name for name in ("torch", "paddle") if find_spec(name)]
+    stories = field_reports()
+    failed: list[Outcome] = []
+    with progress(len(stories), stories[0].name) as advance:
+        answers = []
+        for story in stories:
+            answers.append(outcome.attempts(story.name, lambda run=story.run: run(live)))
+            advance(story.name)
+    for story, found in zip(stories, answers, strict=True):
+        print(f"\n━━ {story.name}\n{story.question}\n")
+        for i, one in enumerate(found):
+            if i:
+                print()
+            if one.report is None:
+                _complain(one.error)
+                failed.append(one)
+            else:
+                one.report.show(verbose=verbose)
+    raise typer.Exit(outcome.exit_code(failed))
 
 
 def _finish(outcomes: list[Outcome], *, as_json: bool, verbose: bool, single: bool) -> None:

@@ -36,19 +36,24 @@ class Outcome:
 
 
 def attempt(case: str, make: Callable[[], Report]) -> Outcome:
-    """Makes a report. Bad input becomes a line; so does a fault of our own, said as such and never taken for a verdict."""
+    """Makes one report: see `attempts`."""
+    return attempts(case, lambda: [make()])[0]
+
+
+def attempts(case: str, make: Callable[[], list[Report]]) -> list[Outcome]:
+    """Makes reports. Bad input becomes a line; so does a fault of our own, said as such and never taken for a verdict."""
     from gradjury.kernels.engine import EngineMissing
 
     try:
-        return reported(case, make())
+        return [reported(case, report) for report in make()]
     except (CaseError, EngineMissing) as error:
-        return Outcome(case, error=str(error), code=UNREADABLE)
+        return [Outcome(case, error=str(error), code=UNREADABLE)]
     except Exception as error:
         if os.environ.get(TRACEBACK):
             traceback.print_exc()
         said = " ".join(f"{type(error).__name__}: {error}".split())
         hint = f"a bug in gradjury, not a verdict; {TRACEBACK}=1 shows where"
-        return Outcome(case, error=f"{case}: {said} ({hint})", code=BUG)
+        return [Outcome(case, error=f"{case}: {said} ({hint})", code=BUG)]
 
 
 def reported(case: str, report: Report) -> Outcome:

@@ -17,6 +17,7 @@ import numpy as np
 from gradjury.verify.intake.logs import LogError, Print, read_log
 from gradjury.verify.measure import printed_half_unit
 from gradjury.verify.report import Report
+from gradjury.verify.report.text import Line, Span, safe
 
 PRINTS_TOTAL = {"v1": True, "fluid": False}  # whether a format prints a tensor's whole gradient or one consumer's part
 UNIT = 2.0**-24  # prints are of float32
@@ -64,10 +65,10 @@ class LogReport(Report):
         self.hypotheses = explain(parties, layers)
         super().__init__(_data(self))
 
-    def text(self, *, verbose: bool = False, width: int | None = None) -> str:
+    def lines(self, *, verbose: bool, width: int) -> list[Line]:
         from gradjury.verify.intake.text import render
 
-        return render(self, width or 90)
+        return [[Span(safe(line))] for line in render(self, width).splitlines()]
 
 
 def compare(first: str | Path, second: str | Path | None = None) -> LogReport:

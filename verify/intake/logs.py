@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from gradjury.verify.errors import CaseError
+
 HEADING = re.compile(r"\bstep\s*[-_#:=]?\s*(\d+)", re.IGNORECASE)
 EVALUATOR = re.compile(r"layer=(\S+) new grad matrix:")
 EVALUATOR_DATA = re.compile(r"Evaluator\.cpp:\d+\] (?=[\s\d+\-.naif])(.*)$")
@@ -26,7 +28,7 @@ NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9]\d*)(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:
 LONGEST_LINE = 16 * 2**20  # characters: a longer line is no print-out of a gradient
 
 
-class LogError(ValueError):
+class LogError(CaseError):
     """The log cannot be read; one line: what was expected, what was found, where."""
 
 

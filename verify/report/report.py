@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gradjury.verify.case import Case, write_case
+from gradjury.verify.report.text import Line, plain
 
 
 _collectors: list[list[Report]] = []
@@ -51,9 +52,15 @@ class Report:
 
     def text(self, *, verbose: bool = False, width: int | None = None) -> str:
         """The report as it stands on a terminal, without colours."""
-        from gradjury.verify.report.terminal import plain
+        from gradjury.verify.report.terminal import WIDTH
 
-        return plain(self, verbose=verbose, width=width)
+        return plain(self.lines(verbose=verbose, width=width or WIDTH))
+
+    def lines(self, *, verbose: bool, width: int) -> list[Line]:
+        """The report as lines of styled text, none wider than `width` columns."""
+        from gradjury.verify.report.terminal import compose
+
+        return compose(self, verbose=verbose, width=width)
 
     def __str__(self) -> str:
         return self.text()

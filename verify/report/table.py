@@ -8,7 +8,7 @@ from typing import Any
 
 from gradjury.verify.report.text import Line, Span, cells, number, pad, safe, shorten
 
-MOST = 10  # rows of a report that fits one screen
+MOST = 7  # rows of a report that fits one screen
 
 SEVERITY = ("zero-noise", "agrees", "low-precision", "undecided", "unstable", "missing", "nonfinite", "wrong")
 WORDS = {
@@ -76,9 +76,11 @@ def worst(found: list[Row]) -> list[Row]:
     return sorted(chosen, key=_by_interest)
 
 
-def _by_interest(row: Row) -> tuple[bool, bool, float]:
+def _by_interest(row: Row) -> tuple[bool, bool, bool, float]:
+    """What is not fine first, then noise that looks wrong, then whole gradients before parts, large excess first."""
     severity, excess = row.rank
-    return row.fine, row.verdict != "zero-noise" if row.fine else False, -severity * 1e9 - min(excess, 1e8)
+    order = 0 if row.fine else -severity
+    return row.fine, row.fine and row.verdict != "zero-noise", row.fine and "@" in row.tensor, order * 1e9 - min(excess, 1e8)
 
 
 def table(found: list[Row], width: int, *, most: int | None = MOST) -> Iterator[Line]:
@@ -112,6 +114,8 @@ def _cells(row: Row, several: bool, dtypes: bool) -> list[str]:
     word = WORDS[row.verdict][0]
     if row.verdict == "low-precision" and row.found.get("arithmetic"):
         word = safe(str(row.found["arithmetic"]))
+    if row.verdict == "agrees" and float(row.found.get("excess") or 0) > 1:
+        word = "ok: see why"
     return [
         name,
         *([safe(row.witness)] if several else []),

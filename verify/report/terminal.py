@@ -19,11 +19,6 @@ LABEL = 14  # columns of the labels at the left
 FEW = 3  # sentences under one label that still fit one screen
 
 
-def plain(report: Report, *, verbose: bool = False, width: int | None = None) -> str:
-    """The report without colours."""
-    return text.plain(compose(report, verbose=verbose, width=width or WIDTH))
-
-
 def show(report: Report, *, verbose: bool = False, stream: TextIO | None = None) -> None:
     """Prints the report on `stream` (standard output), in colour where that is a terminal."""
     from rich.console import Console
@@ -31,7 +26,7 @@ def show(report: Report, *, verbose: bool = False, stream: TextIO | None = None)
 
     console = Console(file=stream or sys.stdout, highlight=False, soft_wrap=True)
     width = min(shutil.get_terminal_size((WIDTH, 24)).columns, 110) if console.is_terminal else WIDTH
-    for line in compose(report, verbose=verbose, width=width):
+    for line in report.lines(verbose=verbose, width=width):
         styled = Text.assemble(*[(span.text, span.style) for span in line])
         styled.rstrip()
         console.print(styled)

@@ -106,19 +106,23 @@ def why(data: Json, found: list[Row]) -> list[str]:
         evidence = f": {cause['evidence']}" if cause.get("evidence") else ""
         said.append(f"{safe(cause['witness'])}, {listed(cause['tensors'])}: {safe(name)}{safe(evidence)}")
         explained |= {(cause["witness"], tensor) for tensor in cause["tensors"]}
-    left: dict[tuple[str, str], list[str]] = {}
+    left: dict[tuple[str, str], list[Row]] = {}
     for row in found:
         if not row.fine and (row.witness, row.tensor) not in explained:
-            text = row.found.get("why") or _size(row)
-            tensors = left.setdefault((row.witness, text), [])
-            tensors += [row.tensor] if row.tensor not in tensors else []
-    return said + [f"{safe(witness)}, {listed(tensors)}: {safe(text)}" for (witness, text), tensors in left.items()]
+            left.setdefault((row.witness, row.found.get("why") or ""), []).append(row)
+    for (witness, text), alike in left.items():
+        names = list(dict.fromkeys(row.tensor for row in alike))
+        said.append(f"{safe(witness)}, {listed(names)}: {safe(text) or _size(alike)}")
+    return said
 
 
-def _size(row: Row) -> str:
-    outside, size = row.found.get("outside"), row.found.get("size")
-    share = f", {outside} of {size} elements are over the line" if outside and size else ""
-    return f"{number(row.found.get('excess'))} times what rounding can explain{share}; no known mistake fits"
+def _size(alike: list[Row]) -> str:
+    sizes = [float(row.found["excess"]) for row in alike if row.found.get("excess") is not None]
+    if not sizes:
+        return "the witnesses differ, and there is no reference"
+    shown = list(dict.fromkeys(number(x) for x in (min(sizes), max(sizes))))
+    outside, size = (sum(row.found.get(key) or 0 for row in alike) for key in ("outside", "size"))
+    return f"{' to '.join(shown)} times what rounding can explain, in {outside} of {size} elements; no known mistake fits"
 
 
 def looks_wrong(found: list[Row], case: Case | None) -> tuple[list[str], list[str], bool]:
