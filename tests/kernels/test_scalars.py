@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable
 from fractions import Fraction
 
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from gradjury.kernels.arithmetic import Arithmetic
 from gradjury.kernels.calls import Kernels
 from gradjury.kernels.engine import engine
 from gradjury.kernels.scalars import SCALARS
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 mpmath.mp.prec = 1200  # exp(-|x|) next to 1 must still show at |x| = 745
 
@@ -51,7 +51,8 @@ RANGES = {
     "reciprocal_square_root": (5e-324, 1.7e308),
 }
 EDGES = [
-    *(2.0**e for e in (-1074, -1022, -970, -600, -200, -121, -119, -61, -59, -49, -41, -30, -20, -8, -2, -1, 0, 1, 4, 9, 600, 1000)),
+    *(2.0**e for e in (-1074, -1022, -970, -600, -200, -121, -119, -61, -59, -49, -41, -30, -20)),
+    *(2.0**e for e in (-8, -2, -1, 0, 1, 4, 9, 600, 1000)),
     *(k * float(mpmath.log(2)) / 2 for k in range(1, 9)),  # where the argument of exp is reduced differently
     *(np.nextafter(1.0, 0), np.nextafter(1.0, 2), np.sqrt(0.5), np.nextafter(np.sqrt(0.5), 0), np.sqrt(2.0)),
     *(39.99, 40.0, 40.01, 372.0, 700.0, 708.9),
@@ -77,7 +78,7 @@ def combine(kernel: str, scalar: str, a: np.ndarray, b: np.ndarray) -> np.ndarra
     return np.asarray(k.binary(kernel, x, y).data[0])
 
 
-def exact(pair: Sequence[float]) -> mpmath.mpf:
+def exact(pair: np.ndarray | tuple[float, float]) -> mpmath.mpf:
     return mpmath.mpf(float(pair[0])) + mpmath.mpf(float(pair[1]))
 
 
@@ -124,11 +125,11 @@ def test_double_double_arithmetic(operands: list[tuple[tuple[float, float], tupl
     a, b = (np.array([o[i] for o in operands]) for i in (0, 1))
     close = np.stack([-a[:, 0], b[:, 1] * 0], axis=1)  # sums that cancel down to the low part
     for kernel, right, operation in (
-        ("add", b, lambda x, y: x + y),
-        ("add", close, lambda x, y: x + y),
-        ("subtract", b, lambda x, y: x - y),
-        ("multiply", b, lambda x, y: x * y),
-        ("divide", b, lambda x, y: x / y),
+        ("add", b, operator.add),
+        ("add", close, operator.add),
+        ("subtract", b, operator.sub),
+        ("multiply", b, operator.mul),
+        ("divide", b, operator.truediv),
     ):
         results = combine(kernel, "double-double", a, right)
         for left, other, result in zip(a, right, results, strict=True):
@@ -145,7 +146,8 @@ INF, NAN, HUGE = np.inf, np.nan, np.finfo(np.float64).max
 @pytest.mark.parametrize(
     ("kernel", "x", "expected"),
     [
-        *[("exp_forward", x, y) for x, y in ((INF, INF), (-INF, 0.0), (NAN, NAN), (709.79, INF), (1e9, INF), (-746.0, 0.0))],
+        *[("exp_forward", x, y) for x, y in ((INF, INF), (-INF, 0.0), (NAN, NAN), (709.79, INF))],
+        *[("exp_forward", x, y) for x, y in ((1e9, INF), (-746.0, 0.0))],
         *[("log_forward", x, y) for x, y in ((0.0, -INF), (-1.0, NAN), (INF, INF), (NAN, NAN), (1.0, 0.0))],
         *[("tanh_forward", x, y) for x, y in ((INF, 1.0), (-INF, -1.0), (NAN, NAN), (0.0, 0.0))],
         *[("sigmoid_forward", x, y) for x, y in ((INF, 1.0), (-INF, 0.0), (NAN, NAN), (0.0, 0.5))],
@@ -170,7 +172,7 @@ def test_function_where_nothing_can_be_computed(scalar: str, kernel: str, x: flo
         ("divide", 1.0, INF, 0.0), ("divide", INF, 2.0, INF), ("divide", 1e-300, 1e300, 0.0), ("add", NAN, 1.0, NAN),
     ],
 )  # fmt: skip
-def test_double_double_arithmetic_where_nothing_can_be_computed(kernel: str, a: float, b: float, expected: float) -> None:
+def test_arithmetic_where_nothing_can_be_computed(kernel: str, a: float, b: float, expected: float) -> None:
     result = combine(kernel, "double-double", np.array([[a, 0.0]]), np.array([[b, 0.0]]))
     np.testing.assert_array_equal(result, [[expected, 0.0]])
 
@@ -248,7 +250,7 @@ def test_dual_arithmetic(scalar: str, points: list[tuple[tuple[float, float], ..
     right = np.array([dual_parts(scalar, b, db) for _, _, b, db in points])
     opposite = right.copy()
     opposite[:, opposite.shape[1] // 2 :] *= -1
-    for kernel, other, sign in (("add", right, 1), ("multiply", right, 1), ("subtract", opposite, -1), ("divide", opposite, -1)):
+    for kernel, other in (("add", right), ("multiply", right), ("subtract", opposite), ("divide", opposite)):
         results = combine(kernel, scalar, left, other)
         for p, q, result in zip(left, other, results, strict=True):
             (a, da), (b, db) = dual_exact(scalar, p), dual_exact(scalar, q)
@@ -258,7 +260,6 @@ def test_dual_arithmetic(scalar: str, points: list[tuple[tuple[float, float], ..
                 "subtract": da - db,
                 "divide": da / b - a * db / b**2,
             }[kernel]
-            assert sign * db >= 0
             assert abs(dual_exact(scalar, result)[1] - truth) <= DUAL_ERROR[scalar] * abs(truth)
 
 
@@ -286,8 +287,8 @@ def test_bound_arithmetic_by_hand() -> None:
 @pytest.mark.parametrize(
     ("kernel", "x", "expected"),
     [
-        ("tanh_forward", 0.0, 1.0), ("sigmoid_forward", 0.0, 0.25), ("exp_forward", 0.0, 1.0), ("log_forward", -0.0 + 4, 0.25),
-        ("square_root", 4.0, 0.25), ("reciprocal_square_root", 4.0, 0.0625), ("negate", 4.0, 1.0),
+        ("tanh_forward", 0.0, 1.0), ("sigmoid_forward", 0.0, 0.25), ("exp_forward", 0.0, 1.0), ("negate", 4.0, 1.0),
+        ("log_forward", 4.0, 0.25), ("square_root", 4.0, 0.25), ("reciprocal_square_root", 4.0, 0.0625),
     ],
 )  # fmt: skip
 def test_bound_function_by_hand(kernel: str, x: float, expected: float) -> None:
@@ -313,7 +314,9 @@ def rounded(x: Fraction, bits: int, toward_zero: bool = False) -> Fraction:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.floats(-1e30, 1e30, allow_subnormal=False) | st.integers(-500, 500).map(float), min_size=1, max_size=16),
+    st.lists(
+        st.floats(-1e30, 1e30, allow_subnormal=False) | st.integers(-500, 500).map(float), min_size=1, max_size=16
+    ),
     st.integers(2, 8) | st.integers(2, 52),
 )
 def test_stored_results_have_the_bits_they_may_have(values: list[float], bits: int) -> None:
@@ -325,7 +328,7 @@ def test_stored_results_have_the_bits_they_may_have(values: list[float], bits: i
 
 @pytest.mark.parametrize("toward_zero", [False, True])
 def test_operands_and_running_sums_are_rounded(toward_zero: bool) -> None:
-    """tfloat32 operands and a running sum of 13 bits, step by step; each step is exact in float64 before it is rounded."""
+    """tfloat32 operands and a sum of 13 bits, step by step; float64 holds each step exactly before it is rounded."""
     rng = np.random.default_rng(2)
     a, b = rng.standard_normal((2, 40))
     k = kernels("lowered", Arithmetic(operand_bits=11, operand_toward_zero=int(toward_zero), accumulator_bits=13))
