@@ -315,6 +315,8 @@ class _Reader:
             raise self.error(where, "a text that is not empty", found)
         if any("\ud800" <= character <= "\udfff" for character in found):
             raise self.error(where, "valid Unicode", found)
+        if "\0" in found:
+            raise self.error(where, "a text without NUL characters", found)
         return found
 
     def error(self, where: str, expected: str, found: Any) -> CaseError:

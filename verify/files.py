@@ -57,6 +57,9 @@ def write_parts(path: str | Path, text: str, arrays: Mapping[str, np.ndarray]) -
     }
     if path.suffix not in writers:
         raise CaseError(f"{path}: expected a name that ends in {' or '.join(FORMATS)}")
+    for name in arrays:
+        if "\0" in name:
+            raise CaseError(f"{path}: array {name!r}: a name may not hold NUL characters")
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
         os.close(handle)

@@ -80,7 +80,7 @@ def _by_interest(row: Row) -> tuple[bool, bool, bool, float]:
     """What is not fine first, then noise that looks wrong, then whole gradients before parts, large excess first."""
     severity, excess = row.rank
     order = 0 if row.fine else -severity
-    return row.fine, row.fine and row.verdict != "zero-noise", row.fine and "@" in row.tensor, order * 1e9 - min(excess, 1e8)
+    return row.fine, row.fine and row.verdict != "zero-noise", row.fine and ("@" in row.tensor or row.place == "forward"), order * 1e9 - min(excess, 1e8)
 
 
 def table(found: list[Row], width: int, *, most: int | None = MOST) -> Iterator[Line]:
