@@ -108,16 +108,26 @@ def worst_excess(
     upstream: Mapping[str, np.ndarray],
     scalar: str,
 ) -> float:
-    """Largest excess over all outputs and gradients of `op` at `scalar` against the plain formula(attributes, **inputs)."""
+    """Largest excess over all outputs and gradients of `op` against the plain formula(attributes, **inputs)."""
     differentiable = {slot.name for slot in op.inputs if not slot.integer}
     exact_inputs = {name: exact.variables(a) if name in differentiable else a for name, a in inputs.items()}
     outputs = formula(attributes, **exact_inputs)
     true = exact.gradients(outputs, upstream, {n: a for n, a in exact_inputs.items() if n in differentiable})
     here = run(op, inputs, attributes, upstream, kernels(scalar))
-    noise = run(op, inputs, attributes, upstream, Kernels(engine("host"), SCALARS["spread"], WIDE if scalar != "float32" else Arithmetic()))
+    noise = run(
+        op,
+        inputs,
+        attributes,
+        upstream,
+        Kernels(engine("host"), SCALARS["spread"], WIDE if scalar != "float32" else Arithmetic()),
+    )
     found = [0.0]
     for name, output in here.outputs.items():
-        found.append(excess(exact_numbers(output), exact.values(outputs[name]), total_variance(noise.outputs[name])[0], U[scalar]))
+        found.append(
+            excess(
+                exact_numbers(output), exact.values(outputs[name]), total_variance(noise.outputs[name])[0], U[scalar]
+            )
+        )
     for name, gradient in here.gradients.items():
         assert gradient.shape == inputs[name].shape, name
         found.append(excess(exact_numbers(gradient), true[name], total_variance(noise.gradients[name])[0], U[scalar]))
@@ -125,7 +135,7 @@ def worst_excess(
 
 
 def directional_gap(op: Op, inputs: Mapping[str, np.ndarray], attributes: Mapping[str, Any], seed: int = 0) -> float:
-    """|derivative by dual numbers − ⟨gradient, direction⟩| relative to the sum of the absolute terms, in double-double."""
+    """|derivative by dual numbers − ⟨gradient, direction⟩| over the sum of the absolute terms, in double-double."""
     rng = np.random.default_rng(seed)
     differentiable = {slot.name for slot in op.inputs if slot.differentiable}
     directions = {name: float32_values(rng, *a.shape) for name, a in inputs.items() if name in differentiable}
@@ -136,7 +146,9 @@ def directional_gap(op: Op, inputs: Mapping[str, np.ndarray], attributes: Mappin
     for name, gradient in still.gradients.items():
         terms += list(np.ravel(exact_numbers(gradient) * directions[name]))
     for name, output in moved.outputs.items():
-        derivative = np.frompyfunc(lambda high, low: mpf(float(high)) + mpf(float(low)), 2, 1)(*np.moveaxis(output.data[0][..., 2:], -1, 0))
+        derivative = np.frompyfunc(lambda high, low: mpf(float(high)) + mpf(float(low)), 2, 1)(
+            *np.moveaxis(output.data[0][..., 2:], -1, 0)
+        )
         terms += list(np.ravel(-derivative * upstream[name]))
     return float(abs(sum(terms)) / sum(abs(t) for t in terms))
 
@@ -144,7 +156,9 @@ def directional_gap(op: Op, inputs: Mapping[str, np.ndarray], attributes: Mappin
 def batch_is_indifferent(op: Op, inputs: Mapping[str, np.ndarray], attributes: Mapping[str, Any], scalar: str) -> bool:
     """Whether a case's bits are the same alone and among other cases, in any order of threads."""
     rng = np.random.default_rng(5)
-    shapes = op.shapes({n: a.shape for n, a in inputs.items()}, {n: inputs.get(n) for n in ("lengths",)}, op.complete(attributes))
+    shapes = op.shapes(
+        {n: a.shape for n, a in inputs.items()}, {n: inputs.get(n) for n in ("lengths",)}, op.complete(attributes)
+    )
     upstream = {name: float32_values(rng, *shape) for name, shape in shapes.items()}
     alone = run(op, inputs, attributes, upstream, kernels(scalar))
     host = HostEngine()
@@ -153,5 +167,7 @@ def batch_is_indifferent(op: Op, inputs: Mapping[str, np.ndarray], attributes: M
         among = run(op, inputs, attributes, upstream, kernels(scalar), cases=3, others=rng)
     finally:
         host.set_order(-1)
-    pairs = [(a, among.outputs[n]) for n, a in alone.outputs.items()] + [(a, among.gradients[n]) for n, a in alone.gradients.items()]
+    pairs = [(a, among.outputs[n]) for n, a in alone.outputs.items()] + [
+        (a, among.gradients[n]) for n, a in alone.gradients.items()
+    ]
     return all(a.data[0].tobytes() == b.data[0].tobytes() for a, b in pairs)

@@ -86,7 +86,8 @@ class Layernorm(Op):
 
     def paddle(self, paddle: Any, x: Values, attributes: Mapping[str, Any]) -> dict[str, Any]:
         shape = _features(tuple(x["x"].shape), *(None if x[s] is None else tuple(x[s].shape) for s in ("weight", "bias")))
-        y = paddle.nn.functional.layer_norm(x["x"], list(shape), x["weight"], x["bias"], epsilon=attributes["epsilon"])
+        weight, bias = (None if x[s] is None else x[s].flatten() for s in ("weight", "bias"))
+        y = paddle.nn.functional.layer_norm(x["x"], list(shape), weight, bias, epsilon=attributes["epsilon"])
         return {"y": y}
 
     def example(self, rng: np.random.Generator) -> Example:

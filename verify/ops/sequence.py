@@ -53,8 +53,8 @@ class Recurrent(Op):
         expect(lengths is None or lengths == (batch,), f"lengths: expected shape ({batch},), found {lengths}")
         known = values.get("lengths")
         if known is not None:
-            good = not known.size or (known.min() >= 0 and known.max() <= x[0])
-            expect(good, f"lengths: expected 0 to {x[0]}, found {list(known)[:4]}")
+            outside = known[(known < 0) | (known > x[0])]
+            expect(not outside.size, f"lengths: expected 0 to {x[0]}, found {outside[:1].tolist()}")
         return {"y": (x[0], batch, hidden), "h_n": shapes.get("h0", (batch, hidden))}
 
     def forward(self, k: Kernels, x: Values, attributes: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:
@@ -63,7 +63,7 @@ class Recurrent(Op):
         source = _where(k, alive, x["x"], None)
         state = x["h0"].reshape(batch, hidden) if x["h0"] is not None else k.zeros(source.cases, (batch, hidden))
         gx = k.matmul(source.reshape(steps * batch, features), x["weight_ih"], transpose_b=True, bias=x["bias_ih"])
-        gx = gx.reshape(steps, batch, -1)
+        gx = gx.reshape(steps, batch, x["weight_ih"].shape[0])
         states, saved, outputs = [], [], []
         for t in range(steps):
             states.append(state)
@@ -103,8 +103,8 @@ class Recurrent(Op):
             return {slot: k.zeros(source.cases, x[slot].shape) for slot in wanted} | (
                 {"h0": flow.reshape(*x["h0"].shape)} if "h0" in wanted else {}
             )
-        dgx = _joined([p[0] for p in parts]).reshape(steps * batch, -1)
-        dgh = _joined([p[1] for p in parts]).reshape(steps * batch, -1)
+        dgx = _joined([p[0] for p in parts]).reshape(steps * batch, x["weight_ih"].shape[0])
+        dgh = _joined([p[1] for p in parts]).reshape(steps * batch, x["weight_ih"].shape[0])
         makers = {
             "x": lambda: k.matmul(dgx, x["weight_ih"]).reshape(*source.shape),
             "h0": lambda: flow.reshape(*x["h0"].shape),
@@ -175,7 +175,7 @@ class Gru(Recurrent):
 
     def recurrent_gradient(self, k: Kernels, kept: list[Any], h: Tensor, dgh: Tensor, attributes: Mapping[str, Any]) -> Tensor:
         recurrent = _joined([gates.recurrent for gates in kept])
-        whole = replace(kept[0], recurrent=recurrent.reshape(h.shape[0], -1))
+        whole = replace(kept[0], recurrent=recurrent.reshape(h.shape[0], recurrent.shape[-1]))
         return gru_step.recurrent_weight_gradient(k, whole, h, dgh, attributes)
 
     def torch(self, torch: Any, x: Values, attributes: Mapping[str, Any]) -> dict[str, Any]:

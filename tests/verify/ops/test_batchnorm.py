@@ -7,7 +7,16 @@ from typing import Any
 import exact
 import numpy as np
 import pytest
-from problems import PLAIN, batch_is_indifferent, directional_gap, exact_numbers, float32_values, kernels, run, worst_excess
+from problems import (
+    PLAIN,
+    batch_is_indifferent,
+    directional_gap,
+    exact_numbers,
+    float32_values,
+    kernels,
+    run,
+    worst_excess,
+)
 
 from gradjury.kernels.modes import total_variance
 from gradjury.verify import ops
@@ -17,14 +26,23 @@ OP = ops.all_ops()["batchnorm"]
 SHAPES = [(5, 3, 7), (2, 1), (17, 19), (64, 33), (4, 2, 5, 8), (3, 2, 35), (1, 2, 9)]
 
 
-def problem(shape: tuple[int, ...], seed: int = 0, offset: float = 0.0) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def problem(
+    shape: tuple[int, ...], seed: int = 0, offset: float = 0.0
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     rng = np.random.default_rng(seed)
     x = (float32_values(rng, *shape) + offset).astype(np.float32).astype(np.float64)
     inputs = {"x": x, "weight": float32_values(rng, shape[1]), "bias": float32_values(rng, shape[1])}
     return inputs, {"y": float32_values(rng, *shape)}
 
 
-def formula(attributes: dict[str, Any], x: Any, weight: Any = None, bias: Any = None, running_mean: Any = None, running_var: Any = None) -> Any:
+def formula(
+    attributes: dict[str, Any],
+    x: Any,
+    weight: Any = None,
+    bias: Any = None,
+    running_mean: Any = None,
+    running_var: Any = None,
+) -> Any:
     """Ioffe & Szegedy 2015, algorithm 1, with numpy's means."""
     lift = (1, -1, *(1,) * (x.ndim - 2))
     axes = (0, *range(2, x.ndim))
@@ -143,7 +161,7 @@ def test_modes_hold_what_is_common_to_a_channel(shape: tuple[int, ...], offset: 
 @pytest.mark.parametrize("slot", ["x", "weight", "bias"])
 @pytest.mark.parametrize("offset", [0.0, 100.0])
 def test_replicas_stay_under_the_spread(slot: str, offset: float) -> None:
-    """Within a factor of two: V(dx) adds r's part in x̂·m2 and in dx as if they were independent, and they share their sign."""
+    """Within a factor of two: V(dx) adds r's part in x̂·m2 and in dx as if independent, and they share their sign."""
     inputs, upstream = problem((16, 3, 2), 7, offset)
     spread = total_variance(run(OP, inputs, {}, upstream, kernels("spread")).gradients[slot])[0]
     measured = np.mean(replica_errors(inputs, upstream, slot) ** 2, axis=0)

@@ -7,7 +7,18 @@ from typing import Any
 import exact
 import numpy as np
 import pytest
-from problems import PLAIN, U, batch_is_indifferent, directional_gap, exact_numbers, excess, float32_values, kernels, run, worst_excess
+from problems import (
+    PLAIN,
+    U,
+    batch_is_indifferent,
+    directional_gap,
+    exact_numbers,
+    excess,
+    float32_values,
+    kernels,
+    run,
+    worst_excess,
+)
 
 from gradjury.kernels.modes import total_variance
 from gradjury.kernels.tensor import Tensor
@@ -17,7 +28,9 @@ from gradjury.verify.ops.gru_step import Gates, step_backward
 
 OP = ops.all_ops()["gru_step"]
 DEFINITIONS = [
-    {"reset": reset, "update": update} for reset in ("after", "before") for update in ("keeps-previous", "keeps-candidate")
+    {"reset": reset, "update": update}
+    for reset in ("after", "before")
+    for update in ("keeps-previous", "keeps-candidate")
 ]
 SHAPES = [(3, 4, 5), (1, 1, 1), (2, 7, 1), (5, 1, 17)]  # batch, features, hidden
 
@@ -36,7 +49,9 @@ def problem(shape: tuple[int, int, int], seed: int = 0) -> tuple[dict[str, np.nd
     return {name: float32_values(rng, *s) for name, s in shapes.items()}, {"h_next": float32_values(rng, batch, hidden)}
 
 
-def step(attributes: dict[str, Any], x: Any, h: Any, weight_ih: Any, weight_hh: Any, bias_ih: Any = 0, bias_hh: Any = 0) -> Any:
+def step(
+    attributes: dict[str, Any], x: Any, h: Any, weight_ih: Any, weight_hh: Any, bias_ih: Any = 0, bias_hh: Any = 0
+) -> Any:
     """h' as DESIGN section 3 defines it."""
     hidden = h.shape[-1]
     (w_r, w_z, w_n), (u_r, u_z, u_n) = (np.split(w, 3) for w in (weight_ih, weight_hh))
@@ -112,7 +127,9 @@ def test_backward_takes_gates_as_given(update: str, scalar: str) -> None:
     """From gates that no forward computed, as a framework's fused kernel keeps them."""
     rng = np.random.default_rng(3)
     batch, hidden = 2, 5
-    gates = {name: rng.uniform(0.1, 0.9, (batch, hidden)).astype(np.float32).astype(np.float64) for name in ("r", "z", "n")}
+    gates = {
+        name: rng.uniform(0.1, 0.9, (batch, hidden)).astype(np.float32).astype(np.float64) for name in ("r", "z", "n")
+    }
     h, flow = float32_values(rng, batch, hidden), float32_values(rng, batch, hidden)
     gh, weight = float32_values(rng, batch, 3 * hidden), float32_values(rng, 3 * hidden, hidden)
 
