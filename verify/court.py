@@ -97,9 +97,27 @@ class Court:
         return self._references[key]
 
     def measure(self, statement: Statement, key: str, reference: Reference | None = None) -> Measurement | None:
-        """Holds one gradient of `statement` against its reference (or against `reference`)."""
+        """Holds one gradient of `statement` against its reference (or against `reference`).
+
+        Where it recorded no forward, another's branches at the kinks are tried first: rounding allows them, and what is
+        right under them needs no allowance for undecided ones.
+        """
         array = statement.gradients[key]
-        return measure(reference or self.reference_for(statement), key, array, printed=statement.printed(array))
+        printed = statement.printed(array)
+        if reference is None:
+            for borrowed in self._borrowed(statement):
+                found = measure(borrowed, key, array, printed=printed)
+                if found is not None and found.within:
+                    return found
+        return measure(reference or self.reference_for(statement), key, array, printed=printed)
+
+    def _borrowed(self, statement: Statement) -> list[Reference]:
+        """References with the active units that others recorded at this dtype, for a statement that recorded none."""
+        base = self.reference(statement.dtype, declared_assumptions(statement.witness, statement.dtype))
+        if not base.active_units or self._own_masks(statement, base.active_units):
+            return []
+        others = [s for s in self.statements if s.dtype == statement.dtype and s is not statement]
+        return [self.reference_for(s) for s in others if self._own_masks(s, base.active_units)]
 
     def measure_forward(self, statement: Statement, name: str) -> Measurement | None:
         """Holds one recorded forward value against the reference."""

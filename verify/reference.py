@@ -266,7 +266,8 @@ class Reference:
             arithmetic = self.assumptions.arithmetic(self.precision, u=u, coherent=coherent)
             noisy = self._run("noisy", arithmetic, self._decided_kinks, rows=REPLICAS)
             for slot, tensor, exact in _paired(noisy, self.double):
-                deviation = _root_mean_square(self._primal_rows(tensor) - self._primal(exact)) / u
+                with np.errstate(over="ignore", invalid="ignore"):
+                    deviation = _root_mean_square(self._primal_rows(tensor) - self._primal(exact)) / u
                 worst[slot] = np.maximum(worst.get(slot, 0.0), deviation)
         return worst
 
