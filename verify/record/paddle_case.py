@@ -13,10 +13,11 @@ from gradjury.verify.record.paddle_capture import Call, Capture
 from gradjury.verify.record.paddle_graph import Graph
 from gradjury.verify.record.paddle_ops import CELLS, convert, convert_cell
 from gradjury.verify.record.paddle_replay import COMPOSED, Replay, differences, replay
+from gradjury.verify.record.simplify import simplify
 from gradjury.verify.witnesses.paddle import identity
 
 
-def build(capture: Capture, name: str) -> Case:
+def to_case(capture: Capture, name: str) -> Case:
     """The case of a recorded step. Raises CaseError if no backward pass ran inside the `with`."""
     if not capture.roots:
         raise CaseError(f"{name}: expected a backward pass inside the with block, found none: call loss.backward() there")
@@ -29,6 +30,7 @@ def build(capture: Capture, name: str) -> Case:
     _add_values(case, capture, graph)
     for root, gradient in capture.roots:
         case.upstream[root] = case.upstream[root] + gradient if root in case.upstream else gradient
+    case = simplify(case)
     _testify(case, capture, graph)
     return case
 
@@ -108,7 +110,7 @@ def _parts(case: Case, graph: Graph, replayed: Replay) -> dict[str, np.ndarray]:
             shares.setdefault(use, []).extend([] if own is None else [own])
     found = {}
     for (node, slot), arrays in shares.items():
-        tensor = nodes[node].inputs[slot]
+        tensor = nodes[node].inputs[slot] if node in nodes else ""  # simplified away
         if arrays and len(graphs.consumers(case, tensor)) > 1:
             found[graphs.part_key(case, tensor, node, slot)] = np.sum(arrays, axis=0, dtype=arrays[0].dtype)
     return found

@@ -35,21 +35,30 @@ class Run:
             raise CaseError("nothing was recorded: run forward and backward inside the with block")
         return case
 
-    def check(self, gradients: Mapping[str, Any] | None = None, *, name: str = "yours", strict: bool = False) -> Report:
+    def check(
+        self,
+        gradients: Mapping[str, Any] | None = None,
+        *,
+        name: str = "yours",
+        layout: str | None = None,
+        strict: bool = False,
+    ) -> Report:
         """Judges the recorded step and, as witness `name`, gradients by tensor name: arrays of any framework, or None.
 
-        Raises CaseError for a name that the step does not have.
+        `layout`: how these are stored, `torch` or `paddle` (a linear weight is (in, out)); None: as in the framework
+        that was recorded, so that a gradient has the shape of its parameter. Raises CaseError for a name that the step
+        does not have.
         """
         case = self._case
         if gradients is not None:
-            case = self._with(case, gradients, name)
+            case = self._with(case, gradients, name, layout or next(w.layout for w in case.witnesses.values()))
         return judge_case(case, strict=strict)
 
     def save(self, path: str | Path) -> None:
         """Writes the recorded case (.npz or .safetensors)."""
         write_case(self._case, path)
 
-    def _with(self, case: Case, gradients: Mapping[str, Any], name: str) -> Case:
+    def _with(self, case: Case, gradients: Mapping[str, Any], name: str, layout: str) -> Case:
         said, absent = testimony(name, gradients)
         known = graph.tensors(case)
         for key in gradients:
@@ -60,6 +69,6 @@ class Run:
         said.gradients = {key: np.asarray(array, np.float64 if said.dtype == "float64" else None) for key, array in said.gradients.items()}
         return replace(
             case,
-            witnesses={**case.witnesses, name: Witness(name, absent=tuple(absent))},
+            witnesses={**case.witnesses, name: Witness(name, layout=layout, absent=tuple(absent))},
             testimonies={**case.testimonies, (name, said.dtype): said},
         )
