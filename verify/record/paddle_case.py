@@ -110,7 +110,7 @@ def _parts(case: Case, graph: Graph, replayed: Replay) -> dict[str, np.ndarray]:
             shares.setdefault(use, []).extend([] if own is None else [own])
     found = {}
     for (node, slot), arrays in shares.items():
-        tensor = nodes[node].inputs[slot] if node in nodes else ""  # simplified away
+        tensor = nodes[node].inputs.get(slot, "") if node in nodes else ""  # simplified away
         if arrays and len(graphs.consumers(case, tensor)) > 1:
             found[graphs.part_key(case, tensor, node, slot)] = np.sum(arrays, axis=0, dtype=arrays[0].dtype)
     return found
