@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import paddle
-from paddle.base import core
 
 from gradjury.verify.record.paddle_patch import Function, Patches
 from gradjury.verify.record.tree import leaves, mapped
@@ -38,7 +37,7 @@ class Ref:
 
 @dataclass
 class Call:
-    """One call of an operator; tensors among its arguments are Refs. `outputs`: names of values, `keys`: which objects."""
+    """One call of an operator; tensors among its arguments are Refs. `outputs`: values by name, `keys`: which objects."""
 
     name: str
     op: str
@@ -105,7 +104,9 @@ class Capture:
                 if parameter is None:
                     continue
                 first = self._names.setdefault(id(parameter), full)
-                if first != full and not full.startswith(first.rpartition(".")[0] + "."):  # a layer and its own parts share
+                if first != full and not full.startswith(
+                    first.rpartition(".")[0] + "."
+                ):  # a layer and its own parts share
                     self.notes.append(f"{full} is the same parameter as {first}")
 
     # ---- what the patches report
@@ -148,8 +149,8 @@ class Capture:
         refs = [self._ref(tensor, i) for i, tensor in enumerate(tensors)]
         versions = [tensor.inplace_version for tensor in tensors]
         queue = iter(refs)
-        held = mapped((args, kwargs), Tensor, lambda _: next(queue))
-        call = Call("", op, function, *held, layer=self._stack[-1] if self._stack else None)
+        held_args, held_kwargs = mapped((args, kwargs), Tensor, lambda _: next(queue))
+        call = Call("", op, function, held_args, held_kwargs, layer=self._stack[-1] if self._stack else None)
         self._learn_randomness(call, args, kwargs)
         if _autocast():
             self._distrust("autocast was on: calls ran in another dtype than their inputs; record without it")
@@ -240,4 +241,4 @@ def made_by(op: str, result: Any, args: Sequence[Any], before: Sequence[Any], ve
 
 
 def _autocast() -> bool:
-    return bool(paddle.base.framework._dygraph_tracer()._amp_level != core.AmpLevel.O0)
+    return bool(paddle.base.framework._dygraph_tracer()._amp_level != paddle.base.core.AmpLevel.O0)

@@ -20,7 +20,9 @@ from gradjury.verify.witnesses.paddle import identity
 def to_case(capture: Capture, name: str) -> Case:
     """The case of a recorded step. Raises CaseError if no backward pass ran inside the `with`."""
     if not capture.roots:
-        raise CaseError(f"{name}: expected a backward pass inside the with block, found none: call loss.backward() there")
+        raise CaseError(
+            f"{name}: expected a backward pass inside the with block, found none: call loss.backward() there"
+        )
     graph = Graph(capture.values, capture.dtypes, _linear_weights(capture))
     for group in _groups(capture.calls):
         if len(group) == 1 or not convert_cell(graph, group):
@@ -50,7 +52,8 @@ def _groups(calls: Sequence[Call]) -> list[list[Call]]:
 def _linear_weights(capture: Capture) -> set[str]:
     """Given values that only linear layers use, as weights: they are stored (in, out)."""
     made = {name for call in capture.calls for name in call.outputs}
-    weights, others = set(), set()
+    weights: set[str] = set()
+    others: set[str] = set()
     for call in capture.calls:
         for ref in call.refs:
             is_weight = call.op == "linear" and ref is call.args[1]
@@ -89,7 +92,9 @@ def _testify(case: Case, capture: Capture, graph: Graph) -> None:
     if own != "float64":
         composed = sorted({call.op for call in capture.calls if call.op in COMPOSED})
         if composed:
-            case.notes.append(f"at float64 paddle's {' and '.join(composed)} is composed: its own rounds epsilon to float32")
+            case.notes.append(
+                f"at float64 paddle's {' and '.join(composed)} is composed: its own rounds epsilon to float32"
+            )
         wide = replay(capture, "float64", parts=True, pinned=graph.opaque)
         told["float64"] = (wide.forward, wide.gradients, wide)
     for dtype, (forward, gradients, replayed) in told.items():

@@ -31,6 +31,7 @@ class Graph:
         inputs: Mapping[str, Source | None],
         outputs: Mapping[str, str],
         attributes: Mapping[str, Any] | None = None,
+        *,
         suffix: str = "",
     ) -> None:
         """Adds a node called like the call, plus a suffix where the call becomes several."""

@@ -41,7 +41,7 @@ def move(graph: Graph, call: Call) -> bool:
     for i, (name, index) in enumerate(zip(call.outputs, made, strict=True)):
         suffix = "" if len(made) == 1 else f".{i}"
         if index.size == flat.size and np.array_equal(index.ravel(), np.arange(flat.size)):
-            graph.add(call, "reshape", {"x": joined}, {"y": name}, {"shape": list(index.shape)}, suffix)
+            graph.add(call, "reshape", {"x": joined}, {"y": name}, {"shape": list(index.shape)}, suffix=suffix)
         else:
             at = graph.constant(call, f"index{suffix}", index)
             graph.add(call, "move", {"x": joined, "index": at}, {"y": name}, suffix=suffix)

@@ -33,6 +33,7 @@ def _one_dtype(graph: Graph, call: Call) -> bool:
 
 # ---- rules: True if the call became nodes
 
+
 def _unary(op: str) -> Rule:
     def rule(graph: Graph, call: Call) -> bool:
         graph.add(call, op, {"x": call.args[0]}, {"y": call.outputs[0]})
@@ -84,7 +85,9 @@ def _scale(graph: Graph, call: Call) -> bool:
         graph.add(call, "multiply", {"a": call.args[0], "b": f}, {"y": call.outputs[0]})
         return True
     b, between = graph.constant(call, "bias", np.float64(bias)), f"{call.name}.between"
-    steps = [("multiply", f), ("add", b)] if call.argument(3, "bias_after_scale", True) else [("add", b), ("multiply", f)]
+    steps = (
+        [("multiply", f), ("add", b)] if call.argument(3, "bias_after_scale", True) else [("add", b), ("multiply", f)]
+    )
     graph.add(call, steps[0][0], {"a": call.args[0], "b": steps[0][1]}, {"y": between}, suffix=".first")
     graph.add(call, steps[1][0], {"a": between, "b": steps[1][1]}, {"y": call.outputs[0]})
     return True
@@ -196,7 +199,11 @@ def _reduction(op: str, keepdim_at: int) -> Rule:
         axis = call.argument(1, "axis")
         if isinstance(axis, Ref):
             return False
-        axes = None if axis is None or axis == [] else [int(a) for a in (axis if isinstance(axis, (list, tuple)) else [axis])]
+        axes = (
+            None
+            if axis is None or axis == []
+            else [int(a) for a in (axis if isinstance(axis, (list, tuple)) else [axis])]
+        )
         attributes = {"axis": axes, "keepdims": bool(call.argument(keepdim_at, "keepdim", False))}
         graph.add(call, op, {"x": call.args[0]}, {"y": call.outputs[0]}, attributes)
         return True
@@ -241,8 +248,8 @@ RULES: Mapping[str, Rule] = {
     **{name: _binary("divide") for name in ("div", "truediv", "divide")},
     **{name: _binary("divide", swapped=True) for name in ("rdiv", "rtruediv")},
     **{name: _difference() for name in ("sub", "subtract")},
-    **{name: _matmul for name in ("matmul", "bmm", "mm")},
-    **{name: _square for name in ("pow", "square")},
+    **dict.fromkeys(("matmul", "bmm", "mm"), _matmul),
+    **dict.fromkeys(("pow", "square"), _square),
     "rsub": _difference(swapped=True),
     "scale": _scale,
     "linear": _linear,
@@ -262,7 +269,9 @@ RULES: Mapping[str, Rule] = {
 
 CELLS = {
     paddle.nn.GRUCell: (
-        re.compile("matmul( add)? matmul( add)? split_with_num split_with_num add sigmoid add sigmoid mul add tanh sub mul add"),
+        re.compile(
+            "matmul( add)? matmul( add)? split_with_num split_with_num add sigmoid add sigmoid mul add tanh sub mul add"
+        ),
         "gru_step",
         {"reset": "after", "update": "keeps-previous"},
     ),
@@ -278,7 +287,12 @@ def convert_cell(graph: Graph, calls: Sequence[Call]) -> bool:
     if match is None:
         return False
     first, second = calls[0], calls[2 if match[1] else 1]
-    slots: dict[str, Ref] = {"x": first.args[0], "h": second.args[0], "weight_ih": first.args[1], "weight_hh": second.args[1]}
+    slots: dict[str, Ref] = {
+        "x": first.args[0],
+        "h": second.args[0],
+        "weight_ih": first.args[1],
+        "weight_hh": second.args[1],
+    }
     slots |= {"bias_ih": calls[1].args[1]} if match[1] else {}
     slots |= {"bias_hh": calls[3 if match[1] else 2].args[1]} if match[2] else {}
     if op == "rnn_step":

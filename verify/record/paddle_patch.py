@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import paddle
-from paddle import _C_ops
-from paddle.base import core
 
+core, _C_ops = paddle.base.core, paddle._C_ops
 Function = Callable[..., Any]
 
 # Methods that paddle.Tensor implements in C, without passing through _C_ops.

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import paddle
-from paddle import _C_ops
 
 from gradjury.verify.record.paddle_capture import Call, Capture, Ref, Tensor, made_by
 from gradjury.verify.record.tree import leaves, mapped
@@ -94,7 +93,7 @@ class _Run:
         else:
             return self._up(self.capture.values[ref.name])
         if ref.name in self.shared and not _in_place(call):
-            tensor = _C_ops.assign(tensor)
+            tensor = paddle._C_ops.assign(tensor)
             tensor.register_hook(functools.partial(_add, self.found.parts, (call.name, ref.position)))
         return tensor
 

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from gradjury.verify import graph
 from gradjury.verify.case import Case, Testimony, Witness
 from gradjury.verify.witnesses import callable as functions
@@ -21,6 +23,7 @@ from gradjury.verify.witnesses.base import (
     parse,
 )
 from gradjury.verify.witnesses.process import TIME_LIMIT, process_for
+from gradjury.verify.witnesses.protocol import Label
 
 __all__ = [
     "Evidence",
@@ -44,7 +47,7 @@ def evidence(case: Case, spec: WitnessSpec, dtype: str, time_limit: float = TIME
     if spec.framework == KERNELS:
         return cuda.evidence(case, dtype, spec.name)
     process = process_for(spec)
-    arrays = {("value", name): value for name, value in case.values.items()}
+    arrays: dict[Label, np.ndarray] = {("value", name): value for name, value in case.values.items()}
     arrays |= {("upstream", name): value for name, value in case.upstream.items()}
     nodes = [
         {"name": n.name, "op": n.op, "inputs": n.inputs, "outputs": n.outputs, "attributes": n.attributes}
@@ -98,11 +101,9 @@ def live(
 def call(
     case: Case, asked: Sequence[Asked], dtypes: Iterable[str] = LADDER, *, time_limit: float = TIME_LIMIT
 ) -> tuple[Case, dict[str, dict[str, Any]], list[dict[str, str]]]:
-    """The case with the testimonies of live witnesses added, their identities by name, and the failures (see `live`)."""
+    """The case with live witnesses' testimonies added, their identities by name, and the failures (see `live`)."""
     testimonies, failures = live(case, asked, dtypes, time_limit=time_limit)
-    found = replace(
-        case, witnesses=dict(case.witnesses), testimonies=dict(case.testimonies), notes=list(case.notes)
-    )
+    found = replace(case, witnesses=dict(case.witnesses), testimonies=dict(case.testimonies), notes=list(case.notes))
     identities: dict[str, dict[str, Any]] = {}
     for testimony, said in testimonies:
         name = testimony.witness

@@ -17,7 +17,7 @@ KERNELS = "cuda"
 LIVE_DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
-class WitnessFailure(Exception):
+class WitnessFailure(Exception):  # noqa: N818  (the word of the report, under `failures`)
     """A witness that could not be run: never a verdict. `kind`: `import`, `crash`, `timeout` or `error`."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -99,7 +99,7 @@ class Framework(Protocol):
         """Full precision inside (no TF32, no autocast), and everything put back afterwards."""
 
     def tensor(self, array: np.ndarray, dtype: str | None, requires_grad: bool) -> Any:
-        """A leaf on the device: rounded to the float dtype (one of LIVE_DTYPES), or as it is (integers) where None."""
+        """A leaf on the device: of a float dtype (one of LIVE_DTYPES; the values fit it), or as it is where None."""
 
     def alias(self, tensor: Any) -> Any:
         """The same values as a new tensor of the autograd graph: each consumer gets one of its own."""

@@ -19,8 +19,9 @@ Backward = Callable[[dict[str, np.ndarray], dict[str, np.ndarray], str], Mapping
 def evidence(case: Case, function: Backward, dtype: str, name: str) -> Evidence:
     """What `function(inputs, upstream, dtype)` says: gradients by tensor name or part key, arrays of any framework.
 
-    `case` is complete (graph.complete). The function gets copies, rounded to `dtype`. If it changes one in place, that is noted (`harness.upstream-mutated`): beside
-    other witnesses in one process it would have spoiled theirs. Raises WitnessFailure for whatever it raises.
+    `case` is complete (graph.complete). The function gets copies, rounded to `dtype`. If it changes one in place, that
+    is noted (`harness.upstream-mutated`): beside other witnesses in one process it would have spoiled theirs. Raises
+    WitnessFailure for whatever it raises.
     """
     inputs, upstream = _rounded(case.values, dtype), _rounded(case.upstream, dtype)
     handed = {key: array.copy() for key, array in inputs.items()}

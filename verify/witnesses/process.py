@@ -29,10 +29,10 @@ HERE = Path(__file__).resolve().parent
 START = """
 import sys, types
 name, device, kernels, verify, witnesses = sys.argv[1:]
-folders = {"gradjury": None, "gradjury.kernels": kernels, "gradjury.verify": verify, "gradjury.verify.witnesses": witnesses}
-for package, folder in folders.items():
+for package, folder in (("", []), (".kernels", [kernels]), (".verify", [verify]), (".verify.witnesses", [witnesses])):
+    package = "gradjury" + package
     sys.modules[package] = types.ModuleType(package)
-    sys.modules[package].__path__ = [folder] if folder else []
+    sys.modules[package].__path__ = folder
     parent, _, child = package.rpartition(".")
     if parent:
         setattr(sys.modules[parent], child, sys.modules[package])

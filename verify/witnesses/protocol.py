@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 VERSION = 1
+LONGEST = 2**26  # bytes of JSON: more is not this protocol
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 
 Label = tuple[str, ...]
@@ -43,7 +44,7 @@ def send(stream: BinaryIO, message: Mapping[str, Any], arrays: Mapping[Label, np
     stream.write(text)
     for array in plain.values():
         if array.size:
-            stream.write(memoryview(array.reshape(-1)).cast("B"))
+            stream.write(_bytes(array))
     stream.flush()
 
 
@@ -52,7 +53,10 @@ def receive(stream: BinaryIO) -> tuple[dict[str, Any], dict[Label, np.ndarray]] 
     head = _read(stream, bytearray(4))
     if head is None:
         return None
-    text = _read(stream, bytearray(struct.unpack("<I", head)[0]))
+    length = struct.unpack("<I", head)[0]
+    if length > LONGEST:
+        raise ProtocolError("the other end of the pipe speaks no known protocol")
+    text = _read(stream, bytearray(length))
     try:
         message = json.loads(text or b"")
         version, listed = message["gradjury"], message.pop("arrays")
@@ -65,7 +69,7 @@ def receive(stream: BinaryIO) -> tuple[dict[str, Any], dict[Label, np.ndarray]] 
         if entry["dtype"] not in DTYPES:
             raise ProtocolError(f"expected an array of {', '.join(DTYPES)}, found {entry['dtype']}")
         array = np.empty(entry["shape"], entry["dtype"])
-        if array.size and _read(stream, memoryview(array.reshape(-1)).cast("B")) is None:
+        if array.size and _read(stream, _bytes(array)) is None:
             return None
         arrays[tuple(entry["label"])] = array
     return message, arrays
@@ -76,6 +80,11 @@ def _plain(label: Label, array: np.ndarray) -> np.ndarray:
         raise ProtocolError(f"{' '.join(label)}: expected {', '.join(DTYPES)}, found {array.dtype}")
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return np.ascontiguousarray(little).reshape(array.shape)
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    """The memory of a contiguous array that is not empty."""
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _read(stream: BinaryIO, buffer: Any) -> Any:

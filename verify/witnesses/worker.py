@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gradjury.verify import ops
+from gradjury.verify.precision import PRECISIONS
 from gradjury.verify.witnesses import protocol
 from gradjury.verify.witnesses.base import Framework
 from gradjury.verify.witnesses.protocol import Label
@@ -61,8 +62,15 @@ class _Run:
 
     def load(self, values: Mapping[str, np.ndarray]) -> None:
         for name, array in values.items():
-            dtype = None if name in self.integers else self.dtype
-            self.live[name] = self.framework.tensor(array, dtype, dtype is not None and name in self.differentiable)
+            if name in self.integers:
+                self.live[name] = self.framework.tensor(array, None, False)
+            else:
+                self.live[name] = self._tensor(array, name in self.differentiable)
+
+    def _tensor(self, array: np.ndarray, requires_grad: bool) -> Any:
+        """Rounded here, once: a framework may go from float64 to bfloat16 by way of float32."""
+        numbers = array if array.dtype.kind == "f" else array.astype(np.float64)
+        return self.framework.tensor(PRECISIONS[self.dtype].round(numbers), self.dtype, requires_grad)
 
     def forward(self, node: Node) -> None:
         op = _op(node)
@@ -87,7 +95,7 @@ class _Run:
 
     def backward(self, upstream: Mapping[str, np.ndarray]) -> None:
         names = [name for name in upstream if self.framework.tracked(self.live[name])]
-        given = [self.framework.tensor(upstream[name], self.dtype, False) for name in names]
+        given = [self._tensor(upstream[name], False) for name in names]
         self.framework.backward([self.live[name] for name in names], given)
 
     def evidence(self) -> tuple[dict[Label, np.ndarray], list[str]]:
@@ -131,8 +139,7 @@ def main(name: str, device: str) -> None:
         framework = importlib.import_module(f"gradjury.verify.witnesses.{name}").Framework(device)
         protocol.send(sink, {"identity": framework.identity().to_json()}, {})
     except Exception as error:  # whatever keeps a framework from being imported is that witness's failure, not ours
-        message = str(error).strip().splitlines()[0] if isinstance(error, ImportError) and str(error) else one_line(error)
-        protocol.send(sink, {"failure": "import", "message": message}, {})
+        protocol.send(sink, {"failure": "import", "message": one_line(error).removeprefix("ModuleNotFoundError: ")}, {})
         return
     requests: queue.Queue[Any] = queue.Queue()
     threading.Thread(target=_listen, args=(source, requests), daemon=True).start()
@@ -141,7 +148,9 @@ def main(name: str, device: str) -> None:
         _answer(framework, sink, message, arrays)
 
 
-def _answer(framework: Framework, sink: BinaryIO, message: Mapping[str, Any], arrays: Mapping[Label, np.ndarray]) -> None:
+def _answer(
+    framework: Framework, sink: BinaryIO, message: Mapping[str, Any], arrays: Mapping[Label, np.ndarray]
+) -> None:
     try:
         if message.get("ask") != "evidence":
             raise protocol.ProtocolError(f"expected the request evidence, found {message.get('ask')!r}")
