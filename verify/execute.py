@@ -135,7 +135,11 @@ def backward(
         parts = _node_backward(node, k, run, kinks, flowing, wanted, attributes)
         for slot in wanted:
             name, part = node.inputs[slot], parts[slot]
-            result.parts[part_key(case, name, node.name, slot)] = part
+            key, together = part_key(case, name, node.name, slot), f"{name}@{node.name}"
+            result.parts[key] = part
+            if key != together:  # the node uses this tensor in several inputs
+                before = result.parts.get(together)
+                result.parts[together] = part if before is None else k.accumulate(before, part)
             sums[name] = k.accumulate(sums[name], part) if name in sums else part
     produced = {name for node in case.graph for name in node.outputs.values()}
     result.whole |= {name: total for name, total in sums.items() if name not in produced}

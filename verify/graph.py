@@ -96,7 +96,7 @@ def split_part(case: Case, key: str) -> tuple[str, str | None, str | None]:
     """A gradient's key as (tensor, node, slot); node and slot are None where the whole gradient is meant.
 
     The last `@…` names a part only if it names a consumer; otherwise it belongs to the tensor's name (`x@GRAD`). `slot`
-    is None if the key names none.
+    is None if the key names none: then all inputs of that node are meant.
     """
     tensor, at, end = key.rpartition("@")
     if at:
@@ -129,14 +129,26 @@ def check(case: Case) -> dict[str, Shape]:
 
 
 def complete(case: Case, shapes: Mapping[str, Shape]) -> Case:
-    """The case with what it leaves to be understood: upstream gradients at the shapes of their tensors, 1 for a scalar
-    that is the only output nothing uses, whole numbers as integers where an op needs those."""
+    """The case with what it leaves to be understood.
+
+    Upstream gradients get the shapes of their tensors, and a scalar that is the only output nothing uses gets 1; whole
+    numbers become integers where an op needs those; parts are named as `part_key` names them.
+    """
     upstream = {name: gradient.reshape(shapes.get(name, gradient.shape)) for name, gradient in case.upstream.items()}
     integers = {name: case.values[name].astype(np.int64) for name in _integers(case) if name in case.values}
     unused = unused_outputs(case)
     if len(unused) == 1 and unused[0] not in upstream and _size(shapes.get(unused[0])) == 1:
         upstream[unused[0]] = np.ones(shapes[unused[0]])
-    return replace(case, upstream=upstream, values=case.values | integers)
+    testimonies = {
+        place: replace(said, gradients={_usual_key(case, key): array for key, array in said.gradients.items()})
+        for place, said in case.testimonies.items()
+    }
+    return replace(case, upstream=upstream, values=case.values | integers, testimonies=testimonies)
+
+
+def _usual_key(case: Case, key: str) -> str:
+    tensor, node, slot = split_part(case, key)
+    return key if node is None or slot is None else part_key(case, tensor, node, slot)
 
 
 def remarks(case: Case) -> list[str]:
@@ -174,7 +186,9 @@ def define(case: Case, settings: Mapping[str, Any]) -> Case:
         chosen = [i for i, node in enumerate(graph) if dot and node.op in (family, f"{family}_step")]
         if not chosen:
             found = ", ".join(sorted({node.op for node in graph}))
-            raise CaseError(f"{case.name}: definition {setting}: expected OP.ATTRIBUTE with an op of the graph ({found})")
+            raise CaseError(
+                f"{case.name}: definition {setting}: expected OP.ATTRIBUTE with an op of the graph ({found})"
+            )
         for i in chosen:
             graph[i] = replace(graph[i], attributes={**graph[i].attributes, attribute: value})
     return replace(case, graph=graph)
@@ -191,7 +205,9 @@ def _check_names(case: Case) -> None:
             if name in produced:
                 raise CaseError(f"{case.name}: {name!r} is produced by {produced[name]!r} and again by {node.name!r}")
             if name in case.values and ops.get(node.op) is not None:
-                raise CaseError(f"{case.name}: {name!r} is given as value/{name} and produced by {node.name!r}; leave one out")
+                raise CaseError(
+                    f"{case.name}: {name!r} is given as value/{name} and produced by {node.name!r}; leave one out"
+                )
             produced[name] = node.name
 
 
@@ -245,7 +261,9 @@ def _check_values(case: Case, integers: Mapping[str, str]) -> None:
     for name, node in integers.items():
         value = case.values.get(name)
         if value is not None and not _whole(value):
-            raise CaseError(f"{case.name}: value/{name}: node {node!r} needs integers, found {value.dtype} with fractions")
+            raise CaseError(
+                f"{case.name}: value/{name}: node {node!r} needs integers, found {value.dtype} with fractions"
+            )
     for node, slot, name in _uses(case):
         if name in integers and slot is not None and not slot.integer:
             raise CaseError(
@@ -258,7 +276,9 @@ def _check_upstream(case: Case, shapes: Mapping[str, Shape]) -> None:
     for name, gradient in case.upstream.items():
         if name not in produced:
             outputs = _listed(unused_outputs(case)) or "none"
-            raise CaseError(f"{case.name}: upstream/{name}: expected an output of the graph ({outputs}), found {name!r}")
+            raise CaseError(
+                f"{case.name}: upstream/{name}: expected an output of the graph ({outputs}), found {name!r}"
+            )
         shape = shapes.get(name)
         if shape is not None and _squeezed(gradient.shape) != _squeezed(shape):
             raise CaseError(f"{case.name}: upstream/{name}: expected shape {shape}, found {gradient.shape}")
@@ -282,7 +302,9 @@ def _check_key(case: Case, where: str, tensor: str, known: set[str], integers: M
         hint = f"did you mean {close[0]!r}?" if close else f"it has {_listed(sorted(known))}"
         raise CaseError(f"{case.name}: {where}: {tensor!r} is no tensor of the graph; {hint}")
     if tensor in integers:
-        raise CaseError(f"{case.name}: {where}: {tensor!r} holds integers (for {integers[tensor]!r}): they have no gradient")
+        raise CaseError(
+            f"{case.name}: {where}: {tensor!r} holds integers (for {integers[tensor]!r}): they have no gradient"
+        )
 
 
 def _whole(value: np.ndarray) -> bool:
