@@ -13,7 +13,7 @@ from gradjury.kernels.arithmetic import Arithmetic
 from gradjury.kernels.engine import EngineMissing
 from gradjury.kernels.scalars import Scalar
 
-OPTIONS = ("-std=c++17", "-fmad=false", "--device-as-default-execution-space")
+OPTIONS = ("-std=c++17", "-fmad=false")
 THREADS = 256
 DECLARED = re.compile(r"^GJ_(FORWARD_)?KERNEL\((\w+)\)", re.MULTILINE)
 ONLY_SPREAD = ("batchnorm_spread_forward", "batchnorm_spread_backward")

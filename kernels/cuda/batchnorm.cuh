@@ -59,7 +59,7 @@ GJ_MATH T block_sum(const T& mine) {
 // Σ term(offset) over a channel, and the packed form of the same.
 template <class T, class Packed, class Single>
 GJ_HOT T channel_sum(const Channel& c, Packed packed_term, Single term) {
-  constexpr int W = simd_width<T>();
+  constexpr int W = SimdWidth<T>::value;
   Sum<T> sum;
   Pack<T, W> lanes = splat_pack<T, W>(constant<T>(0));
   auto packed = [&](Index o) { lanes = lanes + packed_term(o); };
@@ -86,7 +86,7 @@ template <class T>
 __global__ void batchnorm_forward(
     Index outer, Index rows, Index channels, Index inner, double epsilon, const T* x, const T* weight, const T* bias, T* mean,
     T* rstd, T* y) {
-  constexpr int W = simd_width<T>();
+  constexpr int W = SimdWidth<T>::value;
   for (Index b = blockIdx.x; b < outer * channels; b += gridDim.x) {
     const Channel c = channel_of(b, rows, channels, inner);
     const T count = constant<T>(static_cast<double>(rows * inner));
@@ -122,7 +122,7 @@ struct ChannelSums {
 // Both sums of the backward in one reading of x and dy.
 template <class T>
 GJ_HOT ChannelSums<T> backward_sums(const Channel& c, const T* x, const T* dy, T mu) {
-  constexpr int W = simd_width<T>();
+  constexpr int W = SimdWidth<T>::value;
   Sum<T> first, second;
   Pack<T, W> a = splat_pack<T, W>(constant<T>(0)), b = a;
   const Pack<T, W> mus = splat_pack<T, W>(mu);
@@ -142,7 +142,7 @@ GJ_HOT ChannelSums<T> backward_sums(const Channel& c, const T* x, const T* dy, T
 // dx = (dy − by_mean − (x − μ)·by_variance)·slope
 template <class T>
 GJ_HOT void backward_apply(const Channel& c, const T* x, const T* dy, T mu, T by_mean, T by_variance, T slope, T* dx) {
-  constexpr int W = simd_width<T>();
+  constexpr int W = SimdWidth<T>::value;
   const Pack<T, W> mus = splat_pack<T, W>(mu), means = splat_pack<T, W>(by_mean), variances = splat_pack<T, W>(by_variance),
                    slopes = splat_pack<T, W>(slope);
   auto packed = [&](Index o) {
@@ -176,7 +176,7 @@ GJ_KERNEL(batchnorm_backward)
 // to = from·slope
 template <class T>
 GJ_HOT void scaled_copy(const Channel& c, const T* from, T slope, T* to) {
-  constexpr int W = simd_width<T>();
+  constexpr int W = SimdWidth<T>::value;
   const Pack<T, W> slopes = splat_pack<T, W>(slope);
   auto packed = [&](Index o) { store_pack<T, W>(to + o, load_pack<T, W>(from + o, W) * slopes, W); };
   auto single = [&](Index o) { to[o] = from[o] * slope; };

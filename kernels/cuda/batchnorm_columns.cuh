@@ -12,7 +12,7 @@ struct Strip {
 #if defined(GJ_DEVICE)
   static constexpr int kWidth = 1, kAcross = 32;
 #else
-  static constexpr int kWidth = simd_width<T>() > 1 ? simd_width<T>() : 8, kAcross = 1;
+  static constexpr int kWidth = SimdWidth<T>::value > 1 ? SimdWidth<T>::value : 8, kAcross = 1;
 #endif
   using Lanes = Pack<T, kWidth>;
   Index outer, rows, channels, column;

@@ -27,6 +27,10 @@ struct MatmulTile {
 };
 #if defined(GJ_DEVICE)
 template <>
+struct MatmulTile<dual<dd>> {
+  static constexpr int kWidth = 1, kPacks = 2, kRows = 2, BM = 32, BN = 32, BK = 8;
+};
+template <>
 struct MatmulTile<float> {
   static constexpr int kWidth = 1, kPacks = 8, kRows = 8, BM = 128, BN = 128, BK = 16;
 };
@@ -286,9 +290,12 @@ __global__ void matmul(
         if (owns) multiply_tile(tile, &left[0][ty * R], BM, &right[0][tx * P], kPitch, steps);
         __syncthreads();
       }
+      GJ_UNROLL_DEVICE
       for (int r = 0; r < R; r++) {
         const Index m = m0 + ty * R + r;
+        GJ_UNROLL_DEVICE
         for (int p = 0; p < P; p++)
+          GJ_UNROLL_DEVICE
           for (int lane = 0; lane < W; lane++) {
             const Index n = n0 + (tx * P + p) * W + lane;
             if (m >= M || n >= N) continue;

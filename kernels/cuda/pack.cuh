@@ -103,17 +103,17 @@ GJ_FN void put(Pack<dd, W>* row, int n, const dd& x) {
 
 // The widest pack of T that is one register; 1 where there are none.
 template <class T>
-constexpr int simd_width() {
-  return 1;
-}
+struct SimdWidth {
+  static constexpr int value = 1;
+};
 template <>
-constexpr int simd_width<float>() {
-  return kSimdBytes ? kSimdBytes / 4 : 1;
-}
+struct SimdWidth<float> {
+  static constexpr int value = kSimdBytes ? kSimdBytes / 4 : 1;
+};
 template <>
-constexpr int simd_width<double>() {
-  return kSimdBytes ? kSimdBytes / 8 : 1;
-}
+struct SimdWidth<double> {
+  static constexpr int value = kSimdBytes ? kSimdBytes / 8 : 1;
+};
 
 template <class T, int W>
 GJ_MATH Pack<T, W> splat(const T& x, Pack<T, W>*) {
@@ -187,7 +187,7 @@ template <class T, int W>
 GJ_MATH Pack<T, W> load_pack(const T* p, Index left) {
   Pack<T, W> r;
 #if !defined(GJ_DEVICE)
-  if constexpr (simd_width<T>() == W && W > 1) {
+  if constexpr (SimdWidth<T>::value == W && W > 1) {
     if (left >= W) {
       std::memcpy(&r, p, sizeof r);
       return r;
@@ -201,7 +201,7 @@ GJ_MATH Pack<T, W> load_pack(const T* p, Index left) {
 template <class T, int W>
 GJ_MATH void store_pack(T* p, const Pack<T, W>& x, Index left) {
 #if !defined(GJ_DEVICE)
-  if constexpr (simd_width<T>() == W && W > 1) {
+  if constexpr (SimdWidth<T>::value == W && W > 1) {
     if (left >= W) {
       std::memcpy(p, &x, sizeof x);
       return;

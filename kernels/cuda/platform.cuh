@@ -8,6 +8,7 @@
 #define GJ_FN __host__ __device__ __forceinline__
 #define GJ_HOT __device__ __forceinline__
 #define GJ_UNROLL _Pragma("unroll")
+#define GJ_UNROLL_DEVICE _Pragma("unroll")
 #define GJ_SHARED(name, ...) \
   using name##_type = __VA_ARGS__; \
   __shared__ name##_type name
@@ -21,6 +22,8 @@
 #define GJ_FN inline __attribute__((always_inline))
 // A hot loop without barriers gets a function of its own: inlined, its accumulators would be spilled at every barrier.
 #define GJ_HOT static __attribute__((noinline))
+// Loops that need unrolling on a GPU only, so that an array stays in registers.
+#define GJ_UNROLL_DEVICE
 #if defined(__clang__)
 #define GJ_UNROLL _Pragma("unroll")
 #else

@@ -22,7 +22,7 @@ GJ_FORWARD_KERNEL(sum_middle)
 // The same by packs of neighbouring columns, for scalars that have them: a row is read at a time.
 template <class T>
 __global__ void sum_columns(Index outer, Index count, Index inner, const T* x, T* out) {
-  constexpr int W = simd_width<T>();
+  constexpr int W = SimdWidth<T>::value;
   const Index packs = round_up_divide(inner, W);
   each_element(outer, packs, [=](Index e) {
     const Index column = e % packs * W, left = inner - column;

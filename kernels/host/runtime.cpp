@@ -333,6 +333,7 @@ void prepare_sanitizer(Worker* w) {
 void clean_sanitizer(Worker* w) {
   for (int t = 0; t < w->thread_total; t++) __tsan_destroy_fiber(w->fibres[t]);
   __tsan_switch_to_fiber(w->cleaner, 1);
+  __tsan_acquire(&launch_begin);
   __tsan_acquire(&block_end);
   std::free(w->stacks);
   std::free(w->arena);
@@ -351,7 +352,12 @@ void run_block(Worker* w, uint3 index, dim3 grid, dim3 size, Body body, void* cl
 #if defined(GJ_TSAN)
   prepare_sanitizer(w);
 #endif
-  if (w->shuffled) std::memset(w->arena, 0xff, w->arena_size);  // every float and double in it is NaN
+  if (w->shuffled) {
+    std::memset(w->arena, 0xff, w->arena_size);  // every float and double in it is NaN
+#if defined(GJ_TSAN)
+    __tsan_release(&launch_begin);
+#endif
+  }
 #if defined(GJ_ASAN)
   __asan_poison_memory_region(w->arena, w->arena_size);
   w->main_bottom = nullptr;
