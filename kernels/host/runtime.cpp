@@ -324,7 +324,7 @@ void prepare_threads(Worker* w, dim3 size) {
 // other until the launch ends.
 void prepare_sanitizer(Worker* w) {
   w->stacks = static_cast<char*>(std::malloc(w->thread_total * kStack + 8192));
-  w->arena_size = 256 << 10;
+  w->arena_size = kArena;
   w->arena = static_cast<char*>(std::malloc(w->arena_size));
   for (int t = 0; t < w->thread_total; t++) w->fibres[t] = __tsan_create_fiber(0);
   if (!w->cleaner) w->cleaner = __tsan_create_fiber(0);
