@@ -37,7 +37,7 @@ class Ref:
 
 @dataclass
 class Call:
-    """One call of an operator; tensors among its arguments are Refs. `outputs`: values by name, `keys`: which objects."""
+    """One call of an operator; tensors among its arguments are Refs. `outputs`: names of values, `keys`: their objects."""
 
     name: str
     op: str

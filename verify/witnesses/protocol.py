@@ -38,7 +38,7 @@ class ProtocolError(Exception):
 def send(stream: BinaryIO, message: Mapping[str, Any], arrays: Mapping[Label, np.ndarray]) -> None:
     """Writes one message and flushes."""
     plain = {label: _plain(label, array) for label, array in arrays.items()}
-    listed = [{"label": label, "dtype": str(a.dtype), "shape": a.shape} for label, a in plain.items()]
+    listed = [{"label": label, "dtype": a.dtype.name, "shape": a.shape} for label, a in plain.items()]
     text = json.dumps({"gradjury": VERSION, **message, "arrays": listed}).encode()
     stream.write(struct.pack("<I", len(text)))
     stream.write(text)
@@ -57,8 +57,10 @@ def receive(stream: BinaryIO) -> tuple[dict[str, Any], dict[Label, np.ndarray]] 
     if length > LONGEST:
         raise ProtocolError("the other end of the pipe speaks no known protocol")
     text = _read(stream, bytearray(length))
+    if text is None:
+        return None
     try:
-        message = json.loads(text or b"")
+        message = json.loads(text)
         version, listed = message["gradjury"], message.pop("arrays")
     except (ValueError, TypeError, KeyError, UnicodeDecodeError):
         raise ProtocolError("the other end of the pipe speaks no known protocol") from None
@@ -76,7 +78,7 @@ def receive(stream: BinaryIO) -> tuple[dict[str, Any], dict[Label, np.ndarray]] 
 
 
 def _plain(label: Label, array: np.ndarray) -> np.ndarray:
-    if str(array.dtype) not in DTYPES:
+    if array.dtype.name not in DTYPES:
         raise ProtocolError(f"{' '.join(label)}: expected {', '.join(DTYPES)}, found {array.dtype}")
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return np.ascontiguousarray(little).reshape(array.shape)
