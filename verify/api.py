@@ -58,10 +58,10 @@ def _case(
         op = ops.get(op_or_graph)
         if op is None:
             raise CaseError(f"op {op_or_graph!r} is unknown; known are {', '.join(ops.all_ops())}")
-        graph = [Node(op.name, op.name, {slot: slot for slot in inputs}, {o: f"out.{o}" for o in op.outputs}, dict(attributes))]
+        graph = [Node(op.name, op.name, {slot: slot for slot in inputs}, {o: o for o in op.outputs}, dict(attributes))]
         if upstream is not None and not isinstance(upstream, Mapping):
             upstream = {op.outputs[0]: upstream}
-        flow = {f"out.{output}": value for output, value in (upstream or {}).items()}
+        flow = dict(upstream or {})
     else:
         text = {"gradjury": 1, "name": name, "graph": [dict(node) for node in op_or_graph]}
         graph = Case.from_parts(text, {}, name).graph
