@@ -199,7 +199,8 @@ class _Reader:
 
     def slots(self, found: Any, where: str) -> dict[str, str]:
         return {
-            self.text(slot, where): self.text(name, f"{where}.{slot}") for slot, name in self.object(found, where).items()
+            self.text(slot, where): self.text(name, f"{where}.{slot}")
+            for slot, name in self.object(found, where).items()
         }
 
     def witness(self, name: str, found: Any) -> Witness:
@@ -207,7 +208,9 @@ class _Reader:
         witness = self.object(found, where)
         known = ("layout", "time_axis", "printed_digits", "absent", "backend", "arithmetic")
         self.note_unknown(witness, known, where)
-        layout, time_axis, digits = (witness.get(k, d) for k, d in (("layout", "canonical"), ("time_axis", 0), ("printed_digits", None)))
+        layout, time_axis, digits = (
+            witness.get(k, d) for k, d in (("layout", "canonical"), ("time_axis", 0), ("printed_digits", None))
+        )
         if layout not in LAYOUTS:
             raise self.error(f"{where}: layout", " or ".join(map(repr, LAYOUTS)), layout)
         if time_axis not in (0, 1) or isinstance(time_axis, bool):
@@ -267,7 +270,9 @@ class _Reader:
             said = testimony.gradients if kind == "grad" else testimony.forward
             self.once(said, key, self.floats(array, where), where)
         else:
-            expected = "value/NAME, upstream/NAME, forward/WITNESS/DTYPE/NAME or grad/WITNESS/DTYPE/NAME (a / in a name: %2F)"
+            expected = (
+                "value/NAME, upstream/NAME, forward/WITNESS/DTYPE/NAME or grad/WITNESS/DTYPE/NAME (a / in a name: %2F)"
+            )
             raise CaseError(f"{self.source}: {where}: expected a name such as {expected}")
 
     def once(self, there: dict[str, np.ndarray], name: str, array: np.ndarray, where: str) -> None:

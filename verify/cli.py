@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Two implementations disagree about a gradient: which one is wrong, why, and where; or proof that it is rounding.",
+    help="Two implementations disagree about a gradient: which one is wrong, why, where; or proof that it is rounding.",
     epilog="Exit codes: 0 nobody is wrong, 1 somebody is, 2 unreadable input, 3 undecided, 4 a witness failed to run.",
 )
 case_app = typer.Typer(help="Case files: a new one, and their JSON Schema.", invoke_without_command=True)
@@ -41,16 +42,15 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a crash
-    try:
-        app()
-    except BrokenPipeError:  # the reader (head, less) has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)  # 128 + SIGPIPE
+    app()
 
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE.py", help="Records or judges something: see gradjury.record, gradjury.judge.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE.py", help="Records or judges something: see gradjury.record, gradjury.judge."),
+    ],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]…", help="Passed on to the file.")] = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -64,7 +64,7 @@ def check(
 
 
 @app.command()
-def verify(
+def verify(  # noqa: PLR0917 (the options of a command)
     cases: Annotated[list[Path], typer.Argument(metavar="CASE…", help="Case files, .npz or .safetensors.")],
     witness: Annotated[
         list[str] | None,
@@ -85,7 +85,7 @@ def verify(
     outcomes: list[Outcome] = []
     with _stdout_kept_clean(as_json), progress(len(cases), cases[0].name) as advance:
         for i, path in enumerate(cases):
-            outcomes.append(outcome.attempt(str(path), lambda p=path: _judge(p, live, strict, definitions)))
+            outcomes.append(outcome.attempt(str(path), partial(_judge, path, live, strict, definitions)))
             advance(cases[min(i + 1, len(cases) - 1)].name)
     _finish(outcomes, as_json=as_json, verbose=verbose, single=len(cases) == 1)
 
@@ -143,7 +143,8 @@ def case(
     if schema:
         from gradjury.verify.schema import SCHEMAS
 
-        print(json.dumps(SCHEMAS, indent=2, ensure_ascii=False))
+        with _reader_may_leave():
+            print(json.dumps(SCHEMAS, indent=2, ensure_ascii=False))
     elif context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(outcome.UNREADABLE)
@@ -152,7 +153,9 @@ def case(
 @case_app.command("new")
 def case_new(
     op: Annotated[str, typer.Argument(metavar="OP", help="An op, such as linear, batchnorm, gru_step.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to write: .npz (OP.npz) or .safetensors.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Where to write: .npz (OP.npz) or .safetensors.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
 ) -> None:
     """Write a small valid case to start from."""
@@ -182,7 +185,8 @@ def witnesses(as_json: Json = False) -> None:
         found = listed()
     if as_json:
         answers = [
-            {"name": w.name, **(w.identity.to_json() if w.identity else {"missing": str(w.failure), "how": w.how})} for w in found
+            {"name": w.name, **(w.identity.to_json() if w.identity else {"missing": str(w.failure), "how": w.how})}
+            for w in found
         ]
         print(json.dumps({"gradjury": 1, "witnesses": answers}, ensure_ascii=False))
         return
@@ -210,7 +214,7 @@ def demo(verbose: Verbose = False) -> None:
     with progress(len(stories), stories[0].name) as advance:
         answers = []
         for story in stories:
-            answers.append(outcome.attempts(story.name, lambda run=story.run: run(live)))
+            answers.append(outcome.attempts(story.name, partial(story.run, live)))
             advance(story.name)
     for story, found in zip(stories, answers, strict=True):
         print(f"\n━━ {story.name}\n{story.question}\n")
@@ -227,15 +231,16 @@ def demo(verbose: Verbose = False) -> None:
 
 def _finish(outcomes: list[Outcome], *, as_json: bool, verbose: bool, single: bool) -> None:
     """Prints what was found and exits with the code that says it."""
-    if as_json:
-        print(json.dumps(outcome.as_json(outcomes, single=single), ensure_ascii=False, allow_nan=False))
-    for i, found in enumerate(outcomes):
-        if found.report is None:
-            _complain(found.error)
-        elif not as_json:
-            if i:
-                print()
-            found.report.show(verbose=verbose)
+    with _reader_may_leave():
+        if as_json:
+            print(json.dumps(outcome.as_json(outcomes, single=single), ensure_ascii=False, allow_nan=False))
+        for i, found in enumerate(outcomes):
+            if found.report is None:
+                _complain(found.error)
+            elif not as_json:
+                if i:
+                    print()
+                found.report.show(verbose=verbose)
     raise typer.Exit(outcome.exit_code(outcomes))
 
 
@@ -243,6 +248,16 @@ def _complain(message: str) -> None:
     from gradjury.verify.report.text import safe
 
     print(f"gradjury: {safe(message)}", file=sys.stderr)
+
+
+@contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """Lets `head` or `less` close the pipe: what was found, and the exit code that says it, stay."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

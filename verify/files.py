@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -146,7 +146,9 @@ def _read_npy(member: IO[bytes], size: int, where: str, *, text: bool) -> np.nda
         raise CaseError(f"{where}: the header says {dtype} of shape {shape}, which is more than the {size} bytes there")
     data = member.read(count * dtype.itemsize)
     if len(data) < count * dtype.itemsize or member.read(1):
-        raise CaseError(f"{where}: expected {count * dtype.itemsize} bytes for {dtype} of shape {shape}; the file differs")
+        raise CaseError(
+            f"{where}: expected {count * dtype.itemsize} bytes for {dtype} of shape {shape}; the file differs"
+        )
     array = np.frombuffer(data, dtype)
     if text:
         return np.array(array.item().decode("utf-8") if dtype.kind == "S" else array.item())
@@ -169,7 +171,7 @@ def _read_safetensors(stream: IO[bytes], path: Path) -> Parts:
 
     _check_memory(path, os.fstat(stream.fileno()).st_size)
     data = stream.read()
-    tensors = deserialize(data)  # checks header, offsets and sizes
+    tensors: list[tuple[str, dict[str, Any]]] = deserialize(data)  # checks header, offsets and sizes
     (length,) = struct.unpack("<Q", data[:8])
     metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
     if JSON_ENTRY not in metadata:
@@ -183,7 +185,7 @@ def _read_safetensors(stream: IO[bytes], path: Path) -> Parts:
 def _from_safetensors(dtype: str, shape: list[int], data: bytes, where: str) -> np.ndarray:
     if dtype == "BF16":
         bits = np.frombuffer(data, "<u2").astype(np.uint32) << np.uint32(16)
-        return bits.view(np.float32).reshape(shape)
+        return np.asarray(bits.view(np.float32).reshape(shape))
     if dtype not in _SAFETENSORS:
         raise CaseError(f"{where}: expected one of {', '.join(_SAFETENSORS)} or BF16, found {dtype}")
     stored = np.dtype(_SAFETENSORS[dtype])
@@ -214,4 +216,6 @@ def _check_memory(path: Path, size: int) -> None:
     """An archive of a few megabytes can unpack to more than any machine holds."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:
-        raise CaseError(f"{path}: unpacks to {size / 2**30:.0f} GiB, more than the {memory / 2**30:.0f} GiB of this machine")
+        raise CaseError(
+            f"{path}: unpacks to {size / 2**30:.0f} GiB, more than the {memory / 2**30:.0f} GiB of this machine"
+        )

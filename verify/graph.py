@@ -113,7 +113,7 @@ def split_part(case: Case, key: str) -> tuple[str, str | None, str | None]:
 
 
 def check(case: Case) -> dict[str, Shape]:
-    """The shapes of all tensors that follow from the case's values. Raises CaseError for a graph that makes no sense."""
+    """The shapes of all tensors that follow from the case's values. Raises CaseError for what makes no sense."""
     _check_names(case)
     shapes: dict[str, Shape] = {name: value.shape for name, value in case.values.items()}
     integers = _integers(case)
@@ -258,17 +258,16 @@ def _uses(case: Case) -> Iterator[tuple[Node, Any, str]]:
 
 
 def _check_values(case: Case, integers: Mapping[str, str]) -> None:
-    for name, node in integers.items():
+    for name, reader in integers.items():
         value = case.values.get(name)
         if value is not None and not _whole(value):
             raise CaseError(
-                f"{case.name}: value/{name}: node {node!r} needs integers, found {value.dtype} with fractions"
+                f"{case.name}: value/{name}: node {reader!r} needs integers, found {value.dtype} with fractions"
             )
     for node, slot, name in _uses(case):
         if name in integers and slot is not None and not slot.integer:
-            raise CaseError(
-                f"{case.name}: {name!r} is read as integers by {integers[name]!r} and as numbers by {node.name!r}; use two names"
-            )
+            readers = f"as integers by {integers[name]!r} and as numbers by {node.name!r}"
+            raise CaseError(f"{case.name}: {name!r} is read {readers}; use two names")
 
 
 def _check_upstream(case: Case, shapes: Mapping[str, Shape]) -> None:
@@ -291,9 +290,9 @@ def _check_keys(case: Case, integers: Mapping[str, str]) -> None:
             _check_key(case, f"grad/{witness}/{dtype}/{key}", split_part(case, key)[0], known, integers)
         for key in testimony.forward:
             _check_key(case, f"forward/{witness}/{dtype}/{key}", key, known, {})
-    for witness in case.witnesses.values():
-        for key in witness.absent:
-            _check_key(case, f"absent of witness {witness.name!r}", split_part(case, key)[0], known, {})
+    for name, party in case.witnesses.items():
+        for key in party.absent:
+            _check_key(case, f"absent of witness {name!r}", split_part(case, key)[0], known, {})
 
 
 def _check_key(case: Case, where: str, tensor: str, known: set[str], integers: Mapping[str, str]) -> None:

@@ -14,11 +14,11 @@ def to_canonical(case: Case, witness: Witness, tensor: str, array: np.ndarray) -
 
     Only declared layouts are undone: nothing is transposed because a shape would fit better.
     """
-    array = _plain(array, 2) if _transposed(case, witness, tensor) else array
-    if _transposed(case, witness, tensor) and array.ndim == 2:
-        return array.T
+    if _transposed(case, witness, tensor):
+        matrix = _without_leading_ones(array)
+        return np.transpose(matrix) if matrix.ndim == 2 else array
     if _batch_first(case, witness, tensor) and array.ndim >= 2:
-        return array.swapaxes(0, 1)
+        return np.swapaxes(array, 0, 1)
     return array
 
 
@@ -27,9 +27,9 @@ def from_canonical(case: Case, witness: Witness, tensor: str, array: np.ndarray)
     return to_canonical(case, witness, tensor, array)
 
 
-def _plain(array: np.ndarray, axes: int) -> np.ndarray:
-    """Without leading axes of length one beyond `axes`: a transpose has to find the two that count."""
-    while array.ndim > axes and array.shape[0] == 1:
+def _without_leading_ones(array: np.ndarray) -> np.ndarray:
+    """The array as a matrix where its further axes have length one: a transpose has to find the two that count."""
+    while array.ndim > 2 and array.shape[0] == 1:
         array = array[0]
     return array
 
@@ -56,5 +56,9 @@ def _roles(case: Case, tensor: str) -> set[str | None]:
     node_before = producers(case).get(tensor)
     op = ops.get(node_before.op) if node_before is not None else None
     if node_before is not None and op is not None:
-        roles |= {op.paddle_outputs[slot] for slot, name in node_before.outputs.items() if name == tensor and slot in op.paddle_outputs}
+        roles |= {
+            op.paddle_outputs[slot]
+            for slot, name in node_before.outputs.items()
+            if name == tensor and slot in op.paddle_outputs
+        }
     return roles

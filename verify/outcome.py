@@ -41,7 +41,7 @@ def attempt(case: str, make: Callable[[], Report]) -> Outcome:
 
 
 def attempts(case: str, make: Callable[[], list[Report]]) -> list[Outcome]:
-    """Makes reports. Bad input becomes a line; so does a fault of our own, said as such and never taken for a verdict."""
+    """Makes reports. Bad input becomes a line; so does a fault of our own, said as such, never taken for a verdict."""
     from gradjury.kernels.engine import EngineMissing
 
     try:

@@ -21,7 +21,10 @@ NAME: Schema = {"type": "string", "minLength": 1}
 NAMES: Schema = {"type": "array", "items": NAME}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 DTYPE: Schema = {"enum": list(DTYPES)}
-NUMBER: Schema = {"anyOf": [{"type": "number"}, {"enum": ["inf", "-inf", "nan"]}], "description": "JSON has no infinity"}
+NUMBER: Schema = {
+    "anyOf": [{"type": "number"}, {"enum": ["inf", "-inf", "nan"]}],
+    "description": "JSON has no infinity",
+}
 
 
 def _or_null(schema: Schema) -> Schema:
@@ -45,7 +48,7 @@ ARITHMETIC = _object(
         "operands": DTYPE,
         "accumulator": DTYPE,
         "storage": {"anyOf": [DTYPE, _map(DTYPE)]},
-        **{function: RELATIVE_ERROR for function in ("tanh", "sigmoid", "exp", "log", "rsqrt")},
+        **dict.fromkeys(("tanh", "sigmoid", "exp", "log", "rsqrt"), RELATIVE_ERROR),
         "flush_to_zero": {"type": "boolean"},
         "variance": {"enum": ["one-pass", "two-pass", "welford"]},
     },
@@ -104,7 +107,11 @@ TESTIMONY = _object(
 BY_WITNESS = _map(_map(TESTIMONY, DTYPE))
 TENSOR = _object(
     {"scale": _or_null(NUMBER), "exact_zero": _or_null({"type": "boolean"}), "testimony": BY_WITNESS},
-    {"vote": {"type": "array", "items": NAMES}, "shape": {"type": "array", "items": COUNT}, "max_abs": _or_null(NUMBER)},
+    {
+        "vote": {"type": "array", "items": NAMES},
+        "shape": {"type": "array", "items": COUNT},
+        "max_abs": _or_null(NUMBER),
+    },
 )
 CAUSE = _object(
     {"witness": NAME, "cause": NAME, "kind": {"enum": list(KINDS)}, "tensors": NAMES, "evidence": TEXT},

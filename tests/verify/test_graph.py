@@ -50,7 +50,11 @@ def test_order_keeps_what_needs_no_change() -> None:
 
 
 def test_a_cycle_is_named() -> None:
-    nodes = [Node("a", "relu", {"x": "u"}, {"y": "v"}), Node("b", "relu", {"x": "v"}, {"y": "u"}), Node("c", "relu", {"x": "u"}, {"y": "w"})]
+    nodes = [
+        Node("a", "relu", {"x": "u"}, {"y": "v"}),
+        Node("b", "relu", {"x": "v"}, {"y": "u"}),
+        Node("c", "relu", {"x": "u"}, {"y": "w"}),
+    ]
     with pytest.raises(CaseError, match="loop: graph: a cycle runs through a <- b <- a"):
         graph.order(Case("loop", nodes))
 
@@ -176,15 +180,30 @@ Change = Callable[[Case], Any]
 BAD: dict[str, tuple[Change, str]] = {
     "node twice": (_rename, "chain: graph: two nodes are called 'b'"),
     "tensor twice": (_twice, "'h' is produced by 'double' and again by 'a'"),
-    "given and made": (lambda c: c.values.update(h=np.zeros(1)), "'h' is given as value/h and produced by 'a'; leave one out"),
-    "slot": (lambda c: c.graph[0].inputs.update(w="x"), "node 'b' (linear): input 'w': unknown; linear takes x, weight, bias"),
+    "given and made": (
+        lambda c: c.values.update(h=np.zeros(1)),
+        "'h' is given as value/h and produced by 'a'; leave one out",
+    ),
+    "slot": (
+        lambda c: c.graph[0].inputs.update(w="x"),
+        "node 'b' (linear): input 'w': unknown; linear takes x, weight, bias",
+    ),
     "slot missing": (lambda c: c.graph[0].inputs.pop("weight"), "node 'b' (linear): input 'weight' is missing"),
     "output": (lambda c: c.graph[0].outputs.update(z="z"), "node 'b' (linear): output 'z': unknown; linear gives y"),
     "no output": (lambda c: c.graph[0].outputs.clear(), "node 'b' (linear): expected at least one output (y)"),
     "attribute": (lambda c: c.graph[0].attributes.update(eps=1), "node 'b' (linear): attribute eps: unknown"),
-    "shape": (lambda c: c.values.update({"b.weight": np.zeros((4, 5))}), "node 'b' (linear): weight: expected (out, 3)"),
-    "upstream shape": (lambda c: c.upstream.update(y=np.zeros((4, 2))), "upstream/y: expected shape (2, 4), found (4, 2)"),
-    "upstream name": (lambda c: c.upstream.update(x=np.zeros((2, 3))), "upstream/x: expected an output of the graph (y, s)"),
+    "shape": (
+        lambda c: c.values.update({"b.weight": np.zeros((4, 5))}),
+        "node 'b' (linear): weight: expected (out, 3)",
+    ),
+    "upstream shape": (
+        lambda c: c.upstream.update(y=np.zeros((4, 2))),
+        "upstream/y: expected shape (2, 4), found (4, 2)",
+    ),
+    "upstream name": (
+        lambda c: c.upstream.update(x=np.zeros((2, 3))),
+        "upstream/x: expected an output of the graph (y, s)",
+    ),
     "gradient name": (
         lambda c: c.testimonies["mine", "float32"].gradients.update({"b.wieght": np.zeros(1)}),
         "grad/mine/float32/b.wieght: 'b.wieght' is no tensor of the graph; did you mean 'b.weight'?",
@@ -197,7 +216,10 @@ BAD: dict[str, tuple[Change, str]] = {
         lambda c: c.testimonies["mine", "float32"].forward.update({"h@b": np.zeros(1)}),
         "forward/mine/float32/h@b: 'h@b' is no tensor of the graph",
     ),
-    "absent name": (lambda c: c.witnesses.update(mine=Witness("mine", absent=("q",))), "absent of witness 'mine': 'q' is no tensor"),
+    "absent name": (
+        lambda c: c.witnesses.update(mine=Witness("mine", absent=("q",))),
+        "absent of witness 'mine': 'q' is no tensor",
+    ),
 }
 
 
@@ -239,7 +261,14 @@ def test_one_name_cannot_be_both_integers_and_numbers() -> None:
 # ---- any shapes, any attributes: shapes or a CaseError
 
 shape = st.lists(st.integers(0, 4), max_size=4).map(tuple)
-value = st.none() | st.booleans() | st.integers(-3, 9) | st.floats() | st.text(max_size=3) | st.lists(st.integers(-3, 3), max_size=3)
+value = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 9)
+    | st.floats()
+    | st.text(max_size=3)
+    | st.lists(st.integers(-3, 3), max_size=3)
+)
 
 
 @pytest.mark.parametrize("name", ops.all_ops())
@@ -256,7 +285,9 @@ def test_no_shapes_or_attributes_break_an_op(name: str, data: st.DataObject) -> 
     attributes = dict(example.attributes)
     if op.attributes and data.draw(st.booleans()):
         attributes[data.draw(st.sampled_from(sorted(op.attributes)))] = data.draw(value)
-    node = Node("n", name, {slot: slot for slot in values}, {output: f"out.{output}" for output in op.outputs}, attributes)
+    node = Node(
+        "n", name, {slot: slot for slot in values}, {output: f"out.{output}" for output in op.outputs}, attributes
+    )
     case = Case("fuzz", [node], values)
     try:
         shapes = graph.check(case)

@@ -11,7 +11,6 @@ from typing import Any
 from gradjury.verify.case import Case, write_case
 from gradjury.verify.report.text import Line, plain
 
-
 _collectors: list[list[Report]] = []
 
 

@@ -80,7 +80,12 @@ def _by_interest(row: Row) -> tuple[bool, bool, bool, float]:
     """What is not fine first, then noise that looks wrong, then whole gradients before parts, large excess first."""
     severity, excess = row.rank
     order = 0 if row.fine else -severity
-    return row.fine, row.fine and row.verdict != "zero-noise", row.fine and ("@" in row.tensor or row.place == "forward"), order * 1e9 - min(excess, 1e8)
+    return (
+        row.fine,
+        row.fine and row.verdict != "zero-noise",
+        row.fine and ("@" in row.tensor or row.place == "forward"),
+        order * 1e9 - min(excess, 1e8),
+    )
 
 
 def table(found: list[Row], width: int, *, most: int | None = MOST) -> Iterator[Line]:
@@ -91,7 +96,15 @@ def table(found: list[Row], width: int, *, most: int | None = MOST) -> Iterator[
     dtypes = len({row.dtype for row in found}) > 1
     only = next(iter(witnesses)) if len(witnesses) == 1 else ""
     error = f"|{safe(only)}−exact|" if only and cells(only) <= 8 else "|error|"
-    head = ["gradient", *(["witness"] if several else []), *(["dtype"] if dtypes else []), "max |g|", error, "allowed", ""]
+    head = [
+        "gradient",
+        *(["witness"] if several else []),
+        *(["dtype"] if dtypes else []),
+        "max |g|",
+        error,
+        "allowed",
+        "",
+    ]
     body = [_cells(row, several, dtypes) for row in shown]
     widths = [max(cells(line[i]) for line in [head, *body]) for i in range(len(head))]
     gap = 2
@@ -104,7 +117,12 @@ def table(found: list[Row], width: int, *, most: int | None = MOST) -> Iterator[
     for row, line in zip(shown, body, strict=True):
         yield _line(line, widths, gap, "" if row.fine else "bold", WORDS[row.verdict][1])
     if len(shown) < len(found):
-        yield [Span(f"({len(found) - len(shown)} more{' ok' if all(r.fine for r in found[len(shown):]) else ''}: -v)", "dim")]
+        yield [
+            Span(
+                f"({len(found) - len(shown)} more{' ok' if all(r.fine for r in found[len(shown) :]) else ''}: -v)",
+                "dim",
+            )
+        ]
 
 
 def _cells(row: Row, several: bool, dtypes: bool) -> list[str]:

@@ -24,12 +24,15 @@ def show(report: Report, *, verbose: bool = False, stream: TextIO | None = None)
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(file=stream or sys.stdout, highlight=False, soft_wrap=True)
+    stream = stream or sys.stdout
+    console = Console(file=stream, highlight=False, soft_wrap=True)
     width = min(shutil.get_terminal_size((WIDTH, 24)).columns, 110) if console.is_terminal else WIDTH
-    for line in report.lines(verbose=verbose, width=width):
-        styled = Text.assemble(*[(span.text, span.style) for span in line])
-        styled.rstrip()
-        console.print(styled)
+    with console.capture() as styled:
+        for line in report.lines(verbose=verbose, width=width):
+            styled_text = Text.assemble(*[(span.text, span.style) for span in line])
+            styled_text.rstrip()
+            console.print(styled_text)
+    stream.write(styled.get())  # in one piece, by us: rich ends the program when a pipe breaks
 
 
 def compose(report: Report, *, verbose: bool, width: int) -> list[Line]:
@@ -89,7 +92,9 @@ def _section(label: str, sentences: list[str], width: int, few: int | None = Non
 
 
 def _failures(data: dict[str, Any], width: int) -> list[Line]:
-    said = [f"{safe(f['witness'])} could not be run ({safe(f['kind'])}): {safe(f['message'])}" for f in data["failures"]]
+    said = [
+        f"{safe(f['witness'])} could not be run ({safe(f['kind'])}): {safe(f['message'])}" for f in data["failures"]
+    ]
     return _section("Failed", said, width, FEW)
 
 
@@ -105,7 +110,9 @@ def _looks_wrong(found: list[Any], report: Report, width: int) -> list[Line]:
 
 def _opaque(data: dict[str, Any]) -> list[str]:
     nodes = data.get("opaque", [])
-    return [f"{text.listed(nodes)}: no kernel here knows this op; what lies behind it was only compared"] if nodes else []
+    return (
+        [f"{text.listed(nodes)}: no kernel here knows this op; what lies behind it was only compared"] if nodes else []
+    )
 
 
 def _details(data: dict[str, Any], width: int) -> list[Line]:
@@ -115,6 +122,8 @@ def _details(data: dict[str, Any], width: int) -> list[Line]:
     lines = _section("Kernels", [f"two sets agree: {agree}. {safe(audit.get('kernels_why') or '')}"], width)
     for name, about in data.get("witnesses", {}).items():
         known = about.get("identity") or {}
-        facts = [f"{key} {value}" for key, value in {**about, **known}.items() if value and key not in ("identity", "name")]
+        facts = [
+            f"{key} {value}" for key, value in {**about, **known}.items() if value and key not in ("identity", "name")
+        ]
         lines += _section("Witness", [f"{safe(name)}: {safe(', '.join(facts))}"], width)
     return lines

@@ -29,9 +29,7 @@ def safe(text: str) -> str:
 
 def cells(text: str) -> int:
     """Columns that `text` takes on a terminal."""
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
-    )
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def pad(text: str, width: int) -> str:
@@ -53,17 +51,22 @@ def wrap(text: str, width: int) -> list[str]:
     """`text` broken at spaces into lines of at most `width` columns; a longer word is broken where it must."""
     lines: list[str] = [""]
     for word in text.split():
-        while cells(word) > width:
-            room = width - cells(lines[-1]) - (1 if lines[-1] else 0)
-            cut = next((i for i in range(len(word), 0, -1) if cells(word[:i]) <= room), 0)
-            lines[-1] += (" " if lines[-1] and cut else "") + word[:cut]
-            word = word[cut:]
-            lines.append("")
-        if lines[-1] and cells(lines[-1]) + 1 + cells(word) > width:
-            lines.append(word)
-        else:
-            lines[-1] += f" {word}" if lines[-1] else word
+        for piece in _pieces(word, width):
+            if lines[-1] and cells(lines[-1]) + 1 + cells(piece) > width:
+                lines.append(piece)
+            else:
+                lines[-1] += f" {piece}" if lines[-1] else piece
     return lines
+
+
+def _pieces(word: str, width: int) -> list[str]:
+    """A word cut into pieces of at most `width` columns."""
+    pieces = [""]
+    for character in word:
+        if cells(pieces[-1]) + cells(character) > width:
+            pieces.append("")
+        pieces[-1] += character
+    return pieces
 
 
 def number(x: float | str | None, digits: int = 2) -> str:
@@ -77,12 +80,12 @@ def number(x: float | str | None, digits: int = 2) -> str:
         return "inf" if value > 0 else "-inf"
     if value == 0:
         return "0"
-    rounded = float(f"{value:.{digits - 1}e}")
-    if not 1e-3 <= abs(rounded) < 1e5:
-        mantissa, exponent = f"{rounded:.{digits - 1}e}".split("e")
-        return f"{mantissa}e{int(exponent)}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
-    return f"{rounded:.{decimals}f}"
+    rounded = f"{value:.{digits - 1}e}"
+    mantissa, power = rounded.split("e")
+    exponent = int(power)
+    if not -3 <= exponent < 5:
+        return f"{mantissa}e{exponent}"
+    return f"{float(rounded):.{max(0, digits - 1 - exponent)}f}"
 
 
 def listed(names: list[str], most: int = 4) -> str:

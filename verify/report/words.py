@@ -76,7 +76,11 @@ def _agree(data: Json, found: list[Row]) -> str:
     noun = "gradients" if all(place == "gradient" for place, _ in everything) else "gradients and forward values"
     if data.get("by_vote_alone"):
         return f"NOBODY IS WRONG as far as a vote can tell: the witnesses agree on all {count} {noun}."
-    return f"NOBODY IS WRONG. All {count} {noun} are within rounding." if count > 1 else "NOBODY IS WRONG. The gradient is within rounding."
+    return (
+        f"NOBODY IS WRONG. All {count} {noun} are within rounding."
+        if count > 1
+        else "NOBODY IS WRONG. The gradient is within rounding."
+    )
 
 
 def where(data: Json, found: list[Row], case: Case | None) -> str:
@@ -88,7 +92,11 @@ def where(data: Json, found: list[Row], case: Case | None) -> str:
     place = f"{safe(first['node'])}{f' ({safe(node.op)})' if node else ''}"
     place += f" at step {first['step']}" if first.get("step") is not None else ""
     outputs = set(node.outputs.values()) if node else set()
-    forward = [r for r in found if r.place == "forward" and not r.fine and r.witness == first["witness"] and r.tensor in outputs]
+    forward = [
+        r
+        for r in found
+        if r.place == "forward" and not r.fine and r.witness == first["witness"] and r.tensor in outputs
+    ]
     if forward:
         worst = max(forward, key=lambda row: row.rank)
         return f"in the forward of {place}: {safe(worst.tensor)} differs by {number(worst.found.get('difference'))}"
@@ -122,31 +130,41 @@ def _size(alike: list[Row]) -> str:
         return "the witnesses differ, and there is no reference"
     shown = list(dict.fromkeys(number(x) for x in (min(sizes), max(sizes))))
     outside, size = (sum(row.found.get(key) or 0 for row in alike) for key in ("outside", "size"))
-    return f"{' to '.join(shown)} times what rounding can explain, in {outside} of {size} elements; no known mistake fits"
+    return (
+        f"{' to '.join(shown)} times what rounding can explain, in {outside} of {size} elements; no known mistake fits"
+    )
 
 
 def looks_wrong(found: list[Row], case: Case | None) -> tuple[list[str], list[str], bool]:
     """Tensors whose exact gradient is zero, why they look wrong, and whether batchnorm is the reason."""
-    zero = list(dict.fromkeys(r.tensor for r in found if r.verdict == "zero-noise" and r.about.get("exact_zero") and r.found.get("difference")))
+    zero = list(
+        dict.fromkeys(
+            r.tensor
+            for r in found
+            if r.verdict == "zero-noise" and r.about.get("exact_zero") and r.found.get("difference")
+        )
+    )
     if not zero:
         return [], [], False
     before = [tensor for tensor in zero if case is not None and is_bias_before_batchnorm(case, tensor)]
+    what = "what you compare is noise divided by noise."
     if before:
         tensors = before
-        text = "Batchnorm subtracts the mean, so a bias before it has gradient 0: what you compare is noise divided by noise."
+        text = f"Batchnorm subtracts the mean, so a bias before it has gradient 0: {what}"
     else:
         tensors = zero
-        text = "The exact gradient is 0: what is printed is rounding, and a relative error of it means nothing."
+        text = f"The exact gradient is 0: {what}"
     ladder = _ladder([row for row in found if row.tensor in tensors])
     return tensors, [f"{text} {ladder}".strip()], bool(before)
 
 
 def _ladder(found: list[Row]) -> str:
     sizes = {(r.tensor, r.witness, r.dtype): float(r.found["difference"]) for r in found if r.found.get("difference")}
-    for tensor, witness, dtype in sizes:
-        coarse, fine = sizes[tensor, witness, dtype], sizes.get((tensor, witness, "float64"))
+    for (tensor, witness, dtype), coarse in sizes.items():
+        fine = sizes.get((tensor, witness, "float64"))
         if dtype == "float32" and fine:
-            return f"float32 {number(coarse, 1)}, float64 {number(fine, 1)}: noise shrinks by about 2^29; a bug would not."
+            sizes_shown = f"float32 {number(coarse, 1)}, float64 {number(fine, 1)}"
+            return f"{sizes_shown}: noise shrinks by about 2^29; a bug would not."
     return ""
 
 
@@ -168,9 +186,12 @@ def advice(data: Json, found: list[Row], case: Case | None) -> list[str]:
     undecided = [row for row in found if row.verdict == "undecided"]
     if any("excess" not in row.found for row in undecided):
         said.append("Record the graph's inputs (value/NAME) and upstream gradients: then there is a reference.")
-    coarse = [row for row in undecided if float(row.found.get("resolution") or 0) > 0 and row.found.get("excess") is not None]
+    coarse = [
+        row for row in undecided if float(row.found.get("resolution") or 0) > 0 and row.found.get("excess") is not None
+    ]
     if coarse:
-        said.append(f"Record {listed([r.tensor for r in coarse])} at float64 as well: rounding shrinks by 2^29, a mistake stays.")
+        names = listed(list(dict.fromkeys(row.tensor for row in coarse)))
+        said.append(f"Record {names} at float64 as well: rounding shrinks by 2^29, a mistake stays.")
     if any(row.about.get("exact_zero") for row in found) and looks_wrong(found, case)[2]:
         said.append("bias=False before batchnorm. A convolution's bias before batchnorm: the same.")
     return list(dict.fromkeys(text for text in said if text))
@@ -182,7 +203,9 @@ def _accept(cause: Json, case: Case | None) -> str:
     if node is None or not changes:
         return ""
     family = node.op.removesuffix("_step")
-    options = " ".join(f"--define {safe(family)}.{safe(str(name))}={safe(str(value))}" for name, value in changes.items())
+    options = " ".join(
+        f"--define {safe(family)}.{safe(str(name))}={safe(str(value))}" for name, value in changes.items()
+    )
     return f"If that definition is meant: {options}"
 
 
@@ -198,7 +221,9 @@ def vote(data: Json) -> list[str]:
     said = []
     for groups, tensors in grouped.items():
         one = [n == 1 < len(group) for group, n in zip(groups, voices[groups], strict=True)]
-        texts = [" = ".join(map(safe, group)) + (" (one voice)" if o else "") for group, o in zip(groups, one, strict=True)]
+        texts = [
+            " = ".join(map(safe, group)) + (" (one voice)" if o else "") for group, o in zip(groups, one, strict=True)
+        ]
         about_what = "all" if len(grouped) == 1 else listed(tensors)
         said.append(f"{about_what}: {' | '.join(texts)}")
     return said
@@ -208,14 +233,21 @@ def checked(data: Json, found: list[Row]) -> str:
     """What was done so that the reference can be trusted, and the smallest mistake that would have shown."""
     excess = data["audit"].get("directional_excess")
     if excess is None:
-        referee = f"referee against itself: not possible ({safe(data['audit'].get('directional_why') or 'no reference')})"
+        referee = (
+            f"referee against itself: not possible ({safe(data['audit'].get('directional_why') or 'no reference')})"
+        )
     else:
         referee = f"referee against itself: {'yes' if float(excess) <= 1 else 'NO'}"
-    sharp = [r for r in found if r.verdict in FINE and not r.about.get("exact_zero") and r.found.get("resolution") is not None]
+    sharp = [
+        r
+        for r in found
+        if r.verdict in FINE and not r.about.get("exact_zero") and r.found.get("resolution") is not None
+    ]
     if not sharp:
         return referee + "."
     coarsest = max(sharp, key=lambda row: float(row.found["resolution"]))
-    return f"{referee}. Smallest relative error visible in {safe(coarsest.tensor)}: {number(coarsest.found['resolution'], 1)}."
+    visible = number(coarsest.found["resolution"], 1)
+    return f"{referee}. Smallest relative error visible in {safe(coarsest.tensor)}: {visible}."
 
 
 def node_called(case: Case | None, name: str | None) -> Node | None:
