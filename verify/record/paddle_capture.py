@@ -7,6 +7,7 @@ state that is drawn from to learn a dropout mask is put back.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +38,7 @@ class Ref:
 
 @dataclass
 class Call:
-    """One call of an operator; tensors among its arguments are Refs. `outputs`: names of values, `keys`: their objects."""
+    """One call of an operator; tensors among its arguments are Refs. `outputs`: values by name, `keys`: objects."""
 
     name: str
     op: str
@@ -93,8 +94,10 @@ class Capture:
     def __exit__(self, *error: object) -> None:
         self._listening = False
         self._patches.restore()
-        for handle in self._handles:
-            handle.remove()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # said of hooks that went with their graph
+            for handle in self._handles:
+                handle.remove()
         self._handles.clear()
 
     def _name_parameters(self, model: Any, prefix: str) -> None:
@@ -104,9 +107,8 @@ class Capture:
                 if parameter is None:
                     continue
                 first = self._names.setdefault(id(parameter), full)
-                if first != full and not full.startswith(
-                    first.rpartition(".")[0] + "."
-                ):  # a layer and its own parts share
+                owner = first.rpartition(".")[0]
+                if first != full and owner and not full.startswith(f"{owner}."):  # a layer shares with its own parts
                     self.notes.append(f"{full} is the same parameter as {first}")
 
     # ---- what the patches report

@@ -51,5 +51,5 @@ def test_other_dtypes_and_unknown_ops_are_failures() -> None:
         cuda.evidence(case(), "bfloat16")
     opaque = case()
     opaque.graph.append(Node("g", "their.gelu", {"i0": "y"}, {"o0": "z"}))
-    with pytest.raises(WitnessFailure, match="node g: our kernels have no op their.gelu"):
+    with pytest.raises(WitnessFailure, match=r"node g: our kernels have no op their.gelu"):
         cuda.evidence(opaque, "float32")

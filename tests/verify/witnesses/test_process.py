@@ -145,7 +145,7 @@ def test_a_process_that_died_is_started_again() -> None:
 
 @pytest.mark.parametrize("text", ["", "jax", "=paddle", "x=", "paddle-tpu", "cuda:/usr/bin/python", "cuda-gpu"])
 def test_what_is_no_witness(text: str) -> None:
-    with pytest.raises(ValueError, match="^witness "):
+    with pytest.raises(ValueError, match=r"^witness "):
         parse(text)
 
 

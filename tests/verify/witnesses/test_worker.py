@@ -127,7 +127,7 @@ def test_what_no_gradient_reaches(framework: str) -> None:
 def test_a_failure_leaves_the_process_usable(framework: str) -> None:
     case = diamond()
     case.graph.append(Node("g", "their.gelu", {"i0": "y"}, {"o0": "z"}))
-    with pytest.raises(WitnessFailure, match="node g: op their.gelu is unknown") as caught:
+    with pytest.raises(WitnessFailure, match=r"node g: op their.gelu is unknown") as caught:
         ask(framework, case, "float32")
     assert caught.value.kind == "error"
     lost = diamond()
