@@ -6,15 +6,68 @@
 
 namespace gradjury {
 
-// A thread has a pack of kWidth columns; kAcross threads lie side by side, the others of a block take other rows.
+// Neighbouring columns of one thread: one on a GPU, on the host a few packs, so that a row gives it whole lines of memory.
+template <class T>
+struct Columns {
+#if defined(GJ_DEVICE)
+  static constexpr int W = 1, P = 1;
+#else
+  static constexpr int W = SimdWidth<T>::value > 1 ? SimdWidth<T>::value : 8, P = SimdWidth<T>::value > 1 ? 4 : 1;
+#endif
+  Pack<T, W> part[P];
+  // Each part of the result by f(index of the part).
+  template <class F>
+  GJ_MATH static Columns of(F f) {
+    Columns r;
+    GJ_UNROLL
+    for (int p = 0; p < P; p++) r.part[p] = f(p);
+    return r;
+  }
+  GJ_MATH static Columns all(const T& x) {
+    return of([&](int) { return splat_pack<T, W>(x); });
+  }
+  GJ_MATH static Columns load(const T* from, Index left) {
+    return of([&](int p) { return load_pack<T, W>(from + p * W, left - p * W); });
+  }
+  GJ_MATH void store(T* to, Index left) const {
+    GJ_UNROLL
+    for (int p = 0; p < P; p++) store_pack<T, W>(to + p * W, part[p], left - p * W);
+  }
+  template <class F>
+  GJ_MATH Columns each(F f) const {
+    Columns r = *this;
+    for (int p = 0; p < P; p++)
+      for (int w = 0; w < W; w++) r.part[p].set(w, f(part[p].get(w)));
+    return r;
+  }
+};
+template <class T>
+GJ_MATH Columns<T> operator+(const Columns<T>& a, const Columns<T>& b) {
+  return Columns<T>::of([&](int p) { return a.part[p] + b.part[p]; });
+}
+template <class T>
+GJ_MATH Columns<T> operator-(const Columns<T>& a, const Columns<T>& b) {
+  return Columns<T>::of([&](int p) { return a.part[p] - b.part[p]; });
+}
+template <class T>
+GJ_MATH Columns<T> operator*(const Columns<T>& a, const Columns<T>& b) {
+  return Columns<T>::of([&](int p) { return a.part[p] * b.part[p]; });
+}
+template <class T>
+GJ_MATH Columns<T> fma_(const Columns<T>& a, const Columns<T>& b, const Columns<T>& c) {
+  return Columns<T>::of([&](int p) { return fma_(a.part[p], b.part[p], c.part[p]); });
+}
+
+// Where in the arrays a thread works: kAcross threads lie side by side, the others of a block take other rows.
 template <class T>
 struct Strip {
 #if defined(GJ_DEVICE)
-  static constexpr int kWidth = 1, kAcross = 32;
+  static constexpr int kAcross = 32;
 #else
-  static constexpr int kWidth = SimdWidth<T>::value > 1 ? SimdWidth<T>::value : 8, kAcross = 1;
+  static constexpr int kAcross = 1;
 #endif
-  using Lanes = Pack<T, kWidth>;
+  static constexpr int kWidth = Columns<T>::W * Columns<T>::P;
+  using Lanes = Columns<T>;
   Index outer, rows, channels, column;
   int group, groups;  // which rows are this thread's: group, group + groups, ...
 
@@ -28,10 +81,10 @@ struct Strip {
   GJ_MATH Index left() const { return channels - column; }  // columns from here on; not positive: none is this thread's
   GJ_MATH Index place(Index row) const { return (outer * rows + row) * channels + column; }
   GJ_MATH Lanes parameters(const T* p, double absent) const {
-    return p ? load_pack<T, kWidth>(p + outer * channels + column, left()) : splat_pack<T, kWidth>(constant<T>(absent));
+    return p ? Lanes::load(p + outer * channels + column, left()) : Lanes::all(constant<T>(absent));
   }
   GJ_MATH void keep(T* p, const Lanes& x) const {
-    if (group == 0) store_pack<T, kWidth>(p + outer * channels + column, x, left());
+    if (group == 0) x.store(p + outer * channels + column, left());
   }
   // The sum over the block's rows, the same in every group; in the order of the groups.
   GJ_MATH Lanes over_groups(const Lanes& mine) const {
@@ -43,43 +96,39 @@ struct Strip {
     for (int g = 1; g < groups; g++) sum = sum + totals[g * kAcross + threadIdx.x % kAcross];
     return sum;
   }
-  GJ_MATH static Lanes quotient(Lanes x, T count) {
-    for (int i = 0; i < kWidth; i++) x.set(i, x.get(i) / count);
-    return x;
+  GJ_MATH static Lanes quotient(const Lanes& x, const T& count) {
+    return x.each([&](const T& total) { return total / count; });
   }
 };
 
 // Σ(x − shift)^power over this thread's rows, power 1 or 2
 template <int power, class T>
-GJ_HOT typename Strip<T>::Lanes column_moment(const Strip<T>& s, const T* x, typename Strip<T>::Lanes shift) {
-  constexpr int W = Strip<T>::kWidth;
-  auto sum = splat_pack<T, W>(constant<T>(0));
+GJ_HOT Columns<T> column_moment(const Strip<T>& s, const T* x, Columns<T> shift) {
+  auto sum = Columns<T>::all(constant<T>(0));
   for (Index i = s.group; i < s.rows; i += s.groups) {
-    const auto d = load_pack<T, W>(x + s.place(i), s.left()) - shift;
+    const auto d = Columns<T>::load(x + s.place(i), s.left()) - shift;
     sum = power == 1 ? sum + d : fma_(d, d, sum);
   }
   return sum;
 }
 template <class T>
 GJ_HOT void column_normalise(
-    const Strip<T>& s, const T* x, typename Strip<T>::Lanes mean, typename Strip<T>::Lanes r, typename Strip<T>::Lanes gamma,
-    typename Strip<T>::Lanes beta, T* y) {
-  constexpr int W = Strip<T>::kWidth;
+    const Strip<T>& s, const T* x, Columns<T> mean, Columns<T> r, Columns<T> gamma,
+    Columns<T> beta, T* y) {
   for (Index i = s.group; i < s.rows; i += s.groups)
-    store_pack<T, W>(y + s.place(i), (load_pack<T, W>(x + s.place(i), s.left()) - mean) * r * gamma + beta, s.left());
+    ((Columns<T>::load(x + s.place(i), s.left()) - mean) * r * gamma + beta).store(y + s.place(i), s.left());
 }
 
 template <class T>
 __global__ void batchnorm_columns_forward(
     Index outer, Index rows, Index channels, double epsilon, const T* x, const T* weight, const T* bias, T* mean, T* rstd, T* y) {
-  constexpr int W = Strip<T>::kWidth;
   for (Index b = blockIdx.x; b < outer * Strip<T>::strips(channels); b += gridDim.x) {
     const Strip<T> s(b, rows, channels);
     const T count = constant<T>(static_cast<double>(rows)), lift = constant<T>(epsilon);
-    const auto zero = splat_pack<T, W>(constant<T>(0));
+    const auto zero = Columns<T>::all(constant<T>(0));
     const auto mu = s.quotient(s.over_groups(column_moment<1>(s, x, zero)), count);
     auto r = s.quotient(s.over_groups(column_moment<2>(s, x, mu)), count);
-    for (int i = 0; i < W; i++) r.set(i, rsqrt_(r.get(i) + lift));
+    r = r.each([&](const T& variance) { return rsqrt_(variance + lift); });
     s.keep(mean, mu);
     s.keep(rstd, r);
     column_normalise<T>(s, x, mu, r, s.parameters(weight, 1), s.parameters(bias, 0), y);
@@ -89,28 +138,26 @@ GJ_FORWARD_KERNEL(batchnorm_columns_forward)
 
 template <class T>
 struct ColumnSums {
-  typename Strip<T>::Lanes dy, dy_normal;  // Σdy and Σdy·(x − μ)
+  Columns<T> dy, dy_normal;  // Σdy and Σdy·(x − μ)
 };
 template <class T>
-GJ_HOT ColumnSums<T> column_backward_sums(const Strip<T>& s, const T* x, const T* dy, typename Strip<T>::Lanes mean) {
-  constexpr int W = Strip<T>::kWidth;
-  auto first = splat_pack<T, W>(constant<T>(0)), second = first;
+GJ_HOT ColumnSums<T> column_backward_sums(const Strip<T>& s, const T* x, const T* dy, Columns<T> mean) {
+  auto first = Columns<T>::all(constant<T>(0)), second = first;
   for (Index i = s.group; i < s.rows; i += s.groups) {
-    const auto g = load_pack<T, W>(dy + s.place(i), s.left());
+    const auto g = Columns<T>::load(dy + s.place(i), s.left());
     first = first + g;
-    second = fma_(g, load_pack<T, W>(x + s.place(i), s.left()) - mean, second);
+    second = fma_(g, Columns<T>::load(x + s.place(i), s.left()) - mean, second);
   }
   return {first, second};
 }
 // dx = (dy − by_mean − (x − μ)·by_variance)·slope
 template <class T>
 GJ_HOT void column_backward_apply(
-    const Strip<T>& s, const T* x, const T* dy, typename Strip<T>::Lanes mean, typename Strip<T>::Lanes by_mean,
-    typename Strip<T>::Lanes by_variance, typename Strip<T>::Lanes slope, T* dx) {
-  constexpr int W = Strip<T>::kWidth;
+    const Strip<T>& s, const T* x, const T* dy, Columns<T> mean, Columns<T> by_mean,
+    Columns<T> by_variance, Columns<T> slope, T* dx) {
   for (Index i = s.group; i < s.rows; i += s.groups) {
-    const auto d = load_pack<T, W>(x + s.place(i), s.left()) - mean, g = load_pack<T, W>(dy + s.place(i), s.left());
-    store_pack<T, W>(dx + s.place(i), (g - by_mean - d * by_variance) * slope, s.left());
+    const auto d = Columns<T>::load(x + s.place(i), s.left()) - mean, g = Columns<T>::load(dy + s.place(i), s.left());
+    ((g - by_mean - d * by_variance) * slope).store(dx + s.place(i), s.left());
   }
 }
 
