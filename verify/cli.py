@@ -29,7 +29,9 @@ app = typer.Typer(
     help="Two implementations disagree about a gradient: which one is wrong, why, where; or proof that it is rounding.",
     epilog="Exit codes: 0 nobody is wrong, 1 somebody is, 2 unreadable input, 3 undecided, 4 a witness failed to run.",
 )
-case_app = typer.Typer(help="Case files: a new one, and their JSON Schema.", invoke_without_command=True)
+case_app = typer.Typer(
+    help="Case files: a new one, the ops they may hold, their JSON Schema.", invoke_without_command=True
+)
 app.add_typer(case_app, name="case")
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, all else on standard error.")]
@@ -139,7 +141,7 @@ def case(
     context: typer.Context,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of case and answer.")] = False,
 ) -> None:
-    """Case files: a new one, and their JSON Schema."""
+    """Case files: a new one, the ops they may hold, their JSON Schema."""
     if schema:
         from gradjury.verify.schema import SCHEMAS
 
@@ -173,6 +175,15 @@ def case_new(
         raise typer.Exit(outcome.UNREADABLE) from None
     print(f"{path}: {op} with {', '.join(made.values)}; put your gradients under grad/mine/float32/NAME, then")
     print(f"  gradjury verify {path}")
+
+
+@case_app.command("ops")
+def case_ops() -> None:
+    """List the ops with their inputs, outputs and attributes."""
+    from gradjury.verify.listing import ops_table
+
+    with _reader_may_leave():
+        print(ops_table())
 
 
 @app.command()

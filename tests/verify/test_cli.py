@@ -266,6 +266,12 @@ def test_a_new_case_of_no_op(tmp_path: Path) -> None:
     assert one_line(result) == "gradjury: op 'batchnrm' is unknown; did you mean 'batchnorm'?"
 
 
+def test_ops_are_listed() -> None:
+    result = run("case", "ops")
+    assert result.exit_code == 0
+    assert any(line.split()[:4] == ["linear", "x,", "weight,", "bias?"] for line in result.stdout.splitlines())
+
+
 def test_case_without_command_is_wrong_usage() -> None:
     result = run("case")
     assert result.exit_code == 2
