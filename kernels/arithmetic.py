@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import astuple, dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Arithmetic:
     storage_bits: int = 0
     accumulator_bits: int = 0
 
+    @cached_property
     def packed(self) -> bytes:
         """The bytes of the C++ struct."""
         return struct.pack("<4d5q", *astuple(self))

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradjury.kernels.cupy_engine import OPTIONS, expressions, sources
+from gradjury.kernels.cupy_engine import OPTIONS, expressions, program, sources
 from gradjury.kernels.scalars import SCALARS, Scalar
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
@@ -41,15 +41,15 @@ def compile_kernels(scalar: Scalar, architecture: str) -> list[Cost]:
     from cupy.cuda import nvrtc
 
     names = expressions(scalar)
-    program = nvrtc.createProgram('#include "ops.cuh"\n', "ops.cu", (), ())
+    handle = nvrtc.createProgram(program(), "ops.cu", (), ())
     for name in names:
-        nvrtc.addNameExpression(program, name)
+        nvrtc.addNameExpression(handle, name)
     try:
-        nvrtc.compileProgram(program, (*OPTIONS, f"-I{sources()}", f"-arch={architecture}", "--ptxas-options=-v"))
+        nvrtc.compileProgram(handle, (*OPTIONS, f"-I{sources()}", f"-arch={architecture}", "--ptxas-options=-v"))
     except nvrtc.NVRTCError as error:
-        raise RuntimeError(f"{scalar.name} for {architecture}: {nvrtc.getProgramLog(program)}") from error
-    lowered = {nvrtc.getLoweredName(program, name): name for name in names}
-    return list(_costs(nvrtc.getProgramLog(program), lowered, architecture))
+        raise RuntimeError(f"{scalar.name} for {architecture}: {nvrtc.getProgramLog(handle)}") from error
+    lowered = {nvrtc.getLoweredName(handle, name): name for name in names}
+    return list(_costs(nvrtc.getProgramLog(handle), lowered, architecture))
 
 
 def _costs(log: str, lowered: dict[str, Any], architecture: str) -> Iterator[Cost]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import re
+import sys
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import gradjury.kernels
 from gradjury.kernels.arithmetic import Arithmetic
@@ -16,38 +21,60 @@ from gradjury.kernels.scalars import Scalar
 OPTIONS = ("-std=c++17", "-fmad=false")
 THREADS = 256
 DECLARED = re.compile(r"^GJ_(FORWARD_)?KERNEL\((\w+)\)", re.MULTILINE)
-ONLY_SPREAD = ("batchnorm_spread_forward", "batchnorm_spread_backward")
+ONLY_AT = {"spread": ("batchnorm_spread_forward", "batchnorm_spread_backward")}  # kernels/host/kernels.cpp
+
+
+@cache
+def missing() -> str:
+    """What keeps CuPy from running here, in one line; empty if nothing does."""
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")  # cheap, where importing CuPy is not
+    except OSError:
+        return "no NVIDIA driver on this machine"
+    try:
+        import cupy
+
+        return "" if cupy.cuda.runtime.getDeviceCount() else "no GPU"
+    except ImportError:
+        return "CuPy is not installed: pip install 'gradjury[cuda13]' (or [cuda12])"
+    except Exception as error:
+        return " ".join(str(error).split())
 
 
 def available() -> bool:
     """Whether CuPy is installed and sees a GPU."""
-    try:
-        import cupy
-
-        return int(cupy.cuda.runtime.getDeviceCount()) > 0
-    except Exception:
-        return False
+    return not missing()
 
 
+@cache
 def sources() -> Path:
     """The folder of the kernel sources."""
     return next(path for folder in gradjury.kernels.__path__ if (path := Path(folder) / "cuda").exists())
 
 
-def expressions(scalar: Scalar) -> list[str]:
-    """Every kernel that exists at `scalar`, as a C++ name expression; read from the headers."""
-    names = []
+def program() -> str:
+    """The source of every module: CuPy's cache knows a program by this text alone, so it names the headers' contents."""
+    digest = hashlib.sha256()
     for header in sorted(sources().glob("*.cuh")):
-        for forward, name in DECLARED.findall(header.read_text()):
-            if forward or not scalar.cpp.startswith("dual"):
-                names.append(f"gradjury::{name}<gradjury::{scalar.cpp}>" if _ours(scalar) else f"gradjury::{name}<{scalar.cpp}>")
-    if scalar.name == "spread":
-        names += [f"gradjury::{name}<gradjury::spread>" for name in ONLY_SPREAD]
-    return [name.replace("dual<dd>", "dual<gradjury::dd>") for name in names]
+        digest.update(header.read_bytes())
+    return f'// {digest.hexdigest()}\n#include "ops.cuh"\n'
 
 
-def _ours(scalar: Scalar) -> bool:
-    return scalar.cpp not in ("float", "double")
+@cache
+def expressions(scalar: Scalar) -> tuple[str, ...]:
+    """Every kernel that exists at `scalar`, as a C++ name expression; read from the headers."""
+    names = [
+        name
+        for header in sorted(sources().glob("*.cuh"))
+        for forward, name in DECLARED.findall(header.read_text())
+        if forward or not scalar.cpp.startswith("dual")
+    ]
+    return tuple(f"gradjury::{name}<{_qualified(scalar.cpp)}>" for name in [*names, *ONLY_AT.get(scalar.name, ())])
+
+
+def _qualified(cpp: str) -> str:
+    """A scalar's C++ name as seen from outside the namespace."""
+    return re.sub(r"\b(dd|dual|spread|noisy|bound|lowered)\b", r"gradjury::\1", cpp)
 
 
 class CupyEngine:
@@ -56,10 +83,11 @@ class CupyEngine:
     name = "cupy"
 
     def __init__(self) -> None:
-        if not available():
-            raise EngineMissing("the GPU engine needs CuPy and a GPU: pip install 'gradjury[cuda13]'")
+        if missing():
+            raise EngineMissing(f"the GPU engine cannot run: {missing()}")
         self._modules: dict[str, Any] = {}
-        self._arithmetic: dict[str, bytes] = {}
+        self._functions: dict[tuple[str, str], Any] = {}
+        self._arithmetic: dict[str, Arithmetic] = {}
 
     @cached_property
     def xp(self) -> Any:
@@ -76,16 +104,11 @@ class CupyEngine:
         arguments: Sequence[Any],
         arithmetic: Arithmetic,
     ) -> None:
-        import numpy as np
-
-        module = self._module(scalar)
+        function = self._functions.get((kernel, scalar.name))
+        if function is None:
+            function = self._functions[kernel, scalar.name] = self._function(kernel, scalar)
         self._set_arithmetic(scalar, arithmetic)
-        name = next(e for e in expressions(scalar) if e.startswith(f"gradjury::{kernel}<"))
-        converted = [
-            np.intp(0) if a is None else np.float64(a) if isinstance(a, float) else np.int64(a) if isinstance(a, int) else a
-            for a in arguments
-        ]
-        module.get_function(name)(grid, (block, 1, 1), tuple(converted))
+        function(grid, (block, 1, 1), tuple(_slot(argument) for argument in arguments))
 
     def threads(self, total: int) -> tuple[int, int]:
         return max(1, min(65535, -(-total // THREADS))), THREADS
@@ -96,21 +119,37 @@ class CupyEngine:
     def matmul_threads(self) -> int:
         return 256
 
+    def _function(self, kernel: str, scalar: Scalar) -> Any:
+        start = f"gradjury::{kernel}<"
+        name = next((e for e in expressions(scalar) if e.startswith(start)), None)
+        if name is None:
+            raise KeyError(f"no kernel {kernel}<{scalar.cpp}>")
+        return self._module(scalar).get_function(name)
+
     def _module(self, scalar: Scalar) -> Any:
         if scalar.name not in self._modules:
             self._modules[scalar.name] = self.xp.RawModule(
-                code='#include "ops.cuh"\n',
-                options=(*OPTIONS, f"-I{sources()}"),
-                name_expressions=expressions(scalar),
+                code=program(), options=(*OPTIONS, f"-I{sources()}"), name_expressions=expressions(scalar)
             )
         return self._modules[scalar.name]
 
     def _set_arithmetic(self, scalar: Scalar, arithmetic: Arithmetic) -> None:
-        """Writes the module's constant block, where it changes."""
-        packed = arithmetic.packed()
-        if self._arithmetic.get(scalar.name) != packed:
+        """Writes the module's constant block, where it changes; in the order of the stream's launches."""
+        if self._arithmetic.get(scalar.name) != arithmetic:
+            block = np.frombuffer(arithmetic.packed, np.uint8)
             place = self._module(scalar).get_global("gradjury_arithmetic")
-            place.copy_from_host_async(packed, len(packed), self.xp.cuda.get_current_stream())
-            self._arithmetic[scalar.name] = packed
+            place.copy_from_host_async(block.ctypes.data, block.nbytes, self.xp.cuda.get_current_stream())
+            self._arithmetic[scalar.name] = arithmetic
 
 
+def _slot(argument: Any) -> Any:
+    """What CuPy passes as 8 bytes: it takes Python's numbers for wider or narrower ones than a kernel's."""
+    if argument is None:
+        return np.uint64(0)
+    if isinstance(argument, float):
+        return np.float64(argument)
+    if isinstance(argument, (int, np.integer)):
+        return np.int64(argument)
+    if not argument.flags.c_contiguous:
+        raise ValueError("kernels take contiguous arrays")
+    return argument

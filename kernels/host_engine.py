@@ -78,7 +78,7 @@ class HostEngine:
             self._kernels[kernel, scalar.cpp] = address
         slots = b"".join(_slot(argument) for argument in arguments)
         self._library.gradjury_launch(
-            address, struct.pack("3I", *grid), struct.pack("3I", block, 1, 1), slots, arithmetic.packed()
+            address, struct.pack("3I", *grid), struct.pack("3I", block, 1, 1), slots, arithmetic.packed
         )
 
     def threads(self, total: int) -> tuple[int, int]:

@@ -60,9 +60,11 @@ template <class T>
 GJ_MATH void mix_backward(
     bool keeps_candidate, const T& z, const T& n, const T& h, const T& flow, T& d_n, T& d_z, T& d_h) {
   const T one = constant<T>(1), rest = one - z;
-  d_n = flow * (keeps_candidate ? z : rest) * (one - n * n);
-  d_z = flow * (keeps_candidate ? n - h : h - n) * (z * rest);
-  d_h = flow * (keeps_candidate ? rest : z);
+  T of_n = rest, of_h = z, difference = h - n;  // copies: a choice between references would go through a GPU's local memory
+  if (keeps_candidate) of_n = z, of_h = rest, difference = n - h;
+  d_n = flow * of_n * (one - n * n);
+  d_z = flow * difference * (z * rest);
+  d_h = flow * of_h;
 }
 
 // Reset after: from the gates as given to dgx and dgh (rows, 3H) and the direct part of dh. gh_n is in gh.

@@ -75,7 +75,9 @@ template <class T>
 GJ_MATH T sigmoid_of_exp(T x) {
   const T one = constant<T>(1);
   const T e = exp_(primal(x) < 0 ? x : -x);
-  return (primal(x) < 0 ? e : one) / (one + e);
+  T share = one;
+  if (primal(x) < 0) share = e;
+  return share / (one + e);
 }
 GJ_MATH float sigmoid_(float x) { return sigmoid_of_exp(x); }
 GJ_MATH double sigmoid_(double x) { return sigmoid_of_exp(x); }

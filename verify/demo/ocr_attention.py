@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gradjury.kernels.engine import engine
 from gradjury.verify.case import Case, Node, Testimony, Witness
 from gradjury.verify.intake.compare import compare
 from gradjury.verify.judge import judge_case
@@ -26,6 +27,7 @@ def run(live: Sequence[str]) -> list[Report]:
 def decoder_case(seed: int = 0) -> Case:
     """A 7-step GRU decoder (reset before) with a linear layer per step. `v1` prints whole gradients of the states, `fluid`
     the part of the linear layer alone; both six digits, at float32."""
+    engine()  # raises EngineMissing: without an engine there is nobody to print
     case = _decoder(np.random.default_rng(seed))
     said = evidence(case, parse("cuda"), "float32").gradients
     printed = {key: _six_digits(value) for key, value in said.items()}

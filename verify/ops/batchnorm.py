@@ -90,7 +90,9 @@ class Batchnorm(Op):
         training = attributes["training"]
         statistics = (None, None) if training else (x["running_mean"], x["running_var"])
         function = torch.nn.functional.batch_norm
-        return {"y": function(x["x"], *statistics, x["weight"], x["bias"], training=training, eps=attributes["epsilon"])}
+        return {
+            "y": function(x["x"], *statistics, x["weight"], x["bias"], training=training, eps=attributes["epsilon"])
+        }
 
     def paddle(self, paddle: Any, x: Values, attributes: Mapping[str, Any]) -> dict[str, Any]:
         source, training = x["x"], attributes["training"]
@@ -112,7 +114,10 @@ class Batchnorm(Op):
         epsilon = attributes["epsilon"]
         rounded = float(np.float32(epsilon))
         others = [e for e in (1e-3, 1e-5, 1e-8, 1e-12, 0.0) if e != epsilon]
-        found = [Variant("batchnorm.epsilon", "definition", {"epsilon": e}, f"epsilon {e:g} in place of {epsilon:g}") for e in others]
+        found = [
+            Variant("batchnorm.epsilon", "definition", {"epsilon": e}, f"epsilon {e:g} in place of {epsilon:g}")
+            for e in others
+        ]
         if rounded != epsilon:
             sentence = f"epsilon {epsilon:g} stored as float32"
             found.insert(0, Variant("batchnorm.epsilon", "precision", {"epsilon": rounded}, sentence))

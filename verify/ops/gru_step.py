@@ -22,7 +22,7 @@ WEIGHTS = (Slot("weight_ih"), Slot("weight_hh"), Slot("bias_ih", optional=True),
 
 @dataclass(frozen=True)
 class Gates:
-    """What the backward of a step needs. `recurrent`: gh (rows, 3H) with reset after, r·h (rows, H) with reset before."""
+    """What the backward of a step needs. `recurrent`: gh (rows, 3H) with reset after, r·h (rows, H) with before."""
 
     r: Tensor
     z: Tensor
@@ -31,7 +31,10 @@ class Gates:
 
 
 class GruStep(Op):
-    """x (batch, in), h (batch, H), weight_ih (3H, in), weight_hh (3H, H), biases (3H) -> h_next. Gates: reset, update, candidate."""
+    """x (batch, in), h (batch, H), weight_ih (3H, in), weight_hh (3H, H), biases (3H) -> h_next.
+
+    Gates in the order reset, update, candidate.
+    """
 
     name = "gru_step"
     inputs = (Slot("x"), Slot("h"), *WEIGHTS)
@@ -81,7 +84,9 @@ class GruStep(Op):
         return {"h_next": composed_step(paddle, x["x"], x["h"], x, attributes)}
 
     def example(self, rng: np.random.Generator) -> Example:
-        return Example({"x": rng.standard_normal((4, 5)), "h": rng.standard_normal((4, 3)), **example_weights(rng, 3, 5, 3)})
+        return Example(
+            {"x": rng.standard_normal((4, 5)), "h": rng.standard_normal((4, 3)), **example_weights(rng, 3, 5, 3)}
+        )
 
     def variants(self, attributes: Mapping[str, Any]) -> Sequence[Variant]:
         return gru_variants(attributes)
@@ -129,7 +134,9 @@ def step_backward(
     return dgx, dgx, k.matmul(dgates, first, start=dh)
 
 
-def recurrent_weight_gradient(k: Kernels, gates: Gates, h: Tensor, dgh: Tensor, attributes: Mapping[str, Any]) -> Tensor:
+def recurrent_weight_gradient(
+    k: Kernels, gates: Gates, h: Tensor, dgh: Tensor, attributes: Mapping[str, Any]
+) -> Tensor:
     """dW_hh (3H, H): the candidate's rows see r·h where the reset comes before the product."""
     if attributes["reset"] == "after":
         return k.matmul(dgh, h, transpose_a=True)
@@ -219,8 +226,18 @@ def gru_variants(attributes: Mapping[str, Any]) -> list[Variant]:
     formula = {"keeps-previous": "h' = z*h + (1-z)*n", "keeps-candidate": "h' = (1-z)*h + z*n"}
     placement = {"after": "n = tanh(Wx + r*(Uh))", "before": "n = tanh(Wx + U(r*h))"}
     return [
-        Variant("gru.update-convention", "definition", {"update": update}, f"{formula[update]} in place of {formula[attributes['update']]}"),
-        Variant("gru.reset-placement", "definition", {"reset": reset}, f"{placement[reset]} in place of {placement[attributes['reset']]}"),
+        Variant(
+            "gru.update-convention",
+            "definition",
+            {"update": update},
+            f"{formula[update]} in place of {formula[attributes['update']]}",
+        ),
+        Variant(
+            "gru.reset-placement",
+            "definition",
+            {"reset": reset},
+            f"{placement[reset]} in place of {placement[attributes['reset']]}",
+        ),
     ]
 
 

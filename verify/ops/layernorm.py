@@ -27,7 +27,9 @@ class Layernorm(Op):
         expect(len(x) >= 1, f"x: expected at least one axis, found shape {x}")
         for slot in ("weight", "bias"):
             found = shapes.get(slot)
-            expect(found is None or found == features, f"{slot}: expected the last axes of x, {features}, found {found}")
+            expect(
+                found is None or found == features, f"{slot}: expected the last axes of x, {features}, found {found}"
+            )
         expect(attributes["epsilon"] >= 0, f"attribute epsilon: expected 0 or more, found {attributes['epsilon']}")
         return {"y": x}
 
@@ -68,7 +70,18 @@ class Layernorm(Op):
         cases, _, rows, features = self._layout(x)
         y = k.empty(cases, values.shape)
         if cases * rows * features:
-            k.launch("affine_rows", (min(cases * rows, 65535), 1, 1), k.engine.reduction_threads(k.scalar), cases, rows, features, values, weight, bias, y)
+            k.launch(
+                "affine_rows",
+                (min(cases * rows, 65535), 1, 1),
+                k.engine.reduction_threads(k.scalar),
+                cases,
+                rows,
+                features,
+                values,
+                weight,
+                bias,
+                y,
+            )
         return y
 
     def _layout(self, x: Values) -> tuple[int, int, int, int]:
@@ -80,12 +93,16 @@ class Layernorm(Op):
         return source.cases, 1, rows, size
 
     def torch(self, torch: Any, x: Values, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        shape = _features(tuple(x["x"].shape), *(None if x[s] is None else tuple(x[s].shape) for s in ("weight", "bias")))
+        shape = _features(
+            tuple(x["x"].shape), *(None if x[s] is None else tuple(x[s].shape) for s in ("weight", "bias"))
+        )
         y = torch.nn.functional.layer_norm(x["x"], shape, x["weight"], x["bias"], eps=attributes["epsilon"])
         return {"y": y}
 
     def paddle(self, paddle: Any, x: Values, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        shape = _features(tuple(x["x"].shape), *(None if x[s] is None else tuple(x[s].shape) for s in ("weight", "bias")))
+        shape = _features(
+            tuple(x["x"].shape), *(None if x[s] is None else tuple(x[s].shape) for s in ("weight", "bias"))
+        )
         weight, bias = (None if x[s] is None else x[s].flatten() for s in ("weight", "bias"))
         y = paddle.nn.functional.layer_norm(x["x"], list(shape), weight, bias, epsilon=attributes["epsilon"])
         return {"y": y}
@@ -98,7 +115,10 @@ class Layernorm(Op):
     def variants(self, attributes: Mapping[str, Any]) -> Sequence[Variant]:
         epsilon = attributes["epsilon"]
         others = [e for e in (1e-3, 1e-5, 1e-6, 1e-8, 1e-12, 0.0) if e != epsilon]
-        return [Variant("layernorm.epsilon", "definition", {"epsilon": e}, f"epsilon {e:g} in place of {epsilon:g}") for e in others]
+        return [
+            Variant("layernorm.epsilon", "definition", {"epsilon": e}, f"epsilon {e:g} in place of {epsilon:g}")
+            for e in others
+        ]
 
 
 def _features(x: Shape, *parameters: Shape | None) -> Shape:

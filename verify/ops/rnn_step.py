@@ -83,7 +83,9 @@ class RnnStep(Op):
         return {"h_next": paddle_cell(cell, x)}
 
     def example(self, rng: np.random.Generator) -> Example:
-        return Example({"x": rng.standard_normal((4, 5)), "h": rng.standard_normal((4, 3)), **example_weights(rng, 1, 5, 3)})
+        return Example(
+            {"x": rng.standard_normal((4, 5)), "h": rng.standard_normal((4, 3)), **example_weights(rng, 1, 5, 3)}
+        )
 
 
 def step_forward(
@@ -115,5 +117,7 @@ def composed_step(framework: Any, x: Any, h: Any, weights: Values, attributes: M
     """The step in a framework's elementary functions."""
     linear = framework.nn.functional.linear
     turn = (lambda w: w.T) if framework.__name__ == "paddle" else (lambda w: w)
-    before = linear(x, turn(weights["weight_ih"]), weights["bias_ih"]) + linear(h, turn(weights["weight_hh"]), weights["bias_hh"])
+    before = linear(x, turn(weights["weight_ih"]), weights["bias_ih"]) + linear(
+        h, turn(weights["weight_hh"]), weights["bias_hh"]
+    )
     return framework.tanh(before) if attributes["activation"] == "tanh" else framework.nn.functional.relu(before)

@@ -1,4 +1,4 @@
-"""Recurrent layers over time: gru and rnn. Products with x and the weight gradients are hoisted out of the time loop."""
+"""Recurrent layers over time: gru and rnn. Products with x and weight gradients are hoisted out of the time loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gradjury.verify.ops.rnn_step import RNN_ATTRIBUTES
 
 @dataclass(frozen=True)
 class Unrolled:
-    """What the backward needs. `source`: x with zeros after each sequence's end; `states`: the state before each step."""
+    """What the backward needs. `source`: x, zero after each sequence's end; `states`: the state before each step."""
 
     source: Tensor
     states: list[Tensor]
@@ -41,7 +41,7 @@ class Recurrent(Op):
         Slot("lengths", optional=True, differentiable=False, integer=True),
     )
     outputs = ("y", "h_n")
-    paddle_outputs = {"y": "time"}
+    paddle_outputs: Mapping[str, str] = {"y": "time"}
     gates: int
 
     def shapes(self, shapes: Mapping[str, Shape], values: Values, attributes: Mapping[str, Any]) -> dict[str, Shape]:
@@ -90,7 +90,9 @@ class Recurrent(Op):
         hidden = x["weight_hh"].shape[1]
         y_flow = upstream.get("y")
         last = upstream.get("h_n")
-        flow = modes.flatten(last).reshape(batch, hidden) if last is not None else k.zeros(source.cases, (batch, hidden))
+        flow = (
+            modes.flatten(last).reshape(batch, hidden) if last is not None else k.zeros(source.cases, (batch, hidden))
+        )
         parts: list[tuple[Tensor, Tensor]] = []
         for t in reversed(range(steps)):
             into = flow if y_flow is None else k.add(flow, _at(k, modes.flatten(y_flow), t))
@@ -109,7 +111,9 @@ class Recurrent(Op):
             "x": lambda: k.matmul(dgx, x["weight_ih"]).reshape(*source.shape),
             "h0": lambda: flow.reshape(*x["h0"].shape),
             "weight_ih": lambda: k.matmul(dgx, source.reshape(steps * batch, features), transpose_a=True),
-            "weight_hh": lambda: self.recurrent_gradient(k, kept, _joined(states).reshape(steps * batch, hidden), dgh, attributes),
+            "weight_hh": lambda: self.recurrent_gradient(
+                k, kept, _joined(states).reshape(steps * batch, hidden), dgh, attributes
+            ),
             "bias_ih": lambda: k.column_sum(dgx),
             "bias_hh": lambda: k.column_sum(dgh),
         }
@@ -127,22 +131,30 @@ class Recurrent(Op):
         """One step backward: gradients of gx, of gh and of h."""
         raise NotImplementedError
 
-    def recurrent_gradient(self, k: Kernels, kept: list[Any], h: Tensor, dgh: Tensor, attributes: Mapping[str, Any]) -> Tensor:
+    def recurrent_gradient(
+        self, k: Kernels, kept: list[Any], h: Tensor, dgh: Tensor, attributes: Mapping[str, Any]
+    ) -> Tensor:
         """dW_hh over all steps at once: h and dgh are (time·batch, …)."""
         raise NotImplementedError
 
-    def composed(self, framework: Any, x: Values, attributes: Mapping[str, Any], step: Any, stack: Any) -> dict[str, Any]:
+    def composed(
+        self, framework: Any, x: Values, attributes: Mapping[str, Any], step: Any, stack: Any
+    ) -> dict[str, Any]:
         """The layer as a loop over a framework's elementary functions."""
         source, hidden = x["x"], x["weight_hh"].shape[1]
         steps, batch = source.shape[0], source.shape[1]
-        state = x["h0"].reshape([batch, hidden]) if x["h0"] is not None else source[0, :, :1] * 0 + x["weight_hh"][:1] * 0
+        state = (
+            x["h0"].reshape([batch, hidden]) if x["h0"] is not None else source[0, :, :1] * 0 + x["weight_hh"][:1] * 0
+        )
         outputs = []
         for t in range(steps):
             following = step(framework, source[t], state, x, attributes)
             if x["lengths"] is not None:
-                alive = (x["lengths"] > t).reshape([batch, 1]).astype(source.dtype) if framework.__name__ == "paddle" else (
-                    x["lengths"] > t
-                ).reshape(batch, 1).to(source.dtype)
+                alive = (
+                    (x["lengths"] > t).reshape([batch, 1]).astype(source.dtype)
+                    if framework.__name__ == "paddle"
+                    else (x["lengths"] > t).reshape(batch, 1).to(source.dtype)
+                )
                 outputs.append(following * alive)
                 state = following * alive + state * (1 - alive)
             else:
@@ -173,7 +185,9 @@ class Gru(Recurrent):
     ) -> tuple[Tensor, Tensor, Tensor]:
         return gru_step.step_backward(k, kept, h, x["weight_hh"], flow, attributes)
 
-    def recurrent_gradient(self, k: Kernels, kept: list[Any], h: Tensor, dgh: Tensor, attributes: Mapping[str, Any]) -> Tensor:
+    def recurrent_gradient(
+        self, k: Kernels, kept: list[Any], h: Tensor, dgh: Tensor, attributes: Mapping[str, Any]
+    ) -> Tensor:
         recurrent = _joined([gates.recurrent for gates in kept])
         whole = replace(kept[0], recurrent=recurrent.reshape(h.shape[0], recurrent.shape[-1]))
         return gru_step.recurrent_weight_gradient(k, whole, h, dgh, attributes)
@@ -212,7 +226,9 @@ class Rnn(Recurrent):
         da = rnn_step.step_backward(k, kept, flow, attributes, *_kink_at(k, x, t))
         return da, da, k.matmul(da, x["weight_hh"])
 
-    def recurrent_gradient(self, k: Kernels, kept: list[Any], h: Tensor, dgh: Tensor, attributes: Mapping[str, Any]) -> Tensor:
+    def recurrent_gradient(
+        self, k: Kernels, kept: list[Any], h: Tensor, dgh: Tensor, attributes: Mapping[str, Any]
+    ) -> Tensor:
         return k.matmul(dgh, h, transpose_a=True)
 
     def kinked(self, attributes: Mapping[str, Any]) -> bool:

@@ -30,8 +30,17 @@ class Framework:
         """No TF32, deterministic algorithms where there are any, no autocast; all settings are put back."""
         torch = self.module
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-        before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, torch.get_float32_matmul_precision())
-        deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        before = (
+            matmul.allow_tf32,
+            cudnn.allow_tf32,
+            cudnn.deterministic,
+            cudnn.benchmark,
+            torch.get_float32_matmul_precision(),
+        )
+        deterministic = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
         torch.set_float32_matmul_precision("highest")
         matmul.allow_tf32 = cudnn.allow_tf32 = cudnn.benchmark = False
         cudnn.deterministic = True
