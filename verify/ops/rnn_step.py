@@ -115,9 +115,11 @@ def step_backward(
 
 def composed_step(framework: Any, x: Any, h: Any, weights: Values, attributes: Mapping[str, Any]) -> Any:
     """The step in a framework's elementary functions."""
-    linear = framework.nn.functional.linear
-    turn = (lambda w: w.T) if framework.__name__ == "paddle" else (lambda w: w)
-    before = linear(x, turn(weights["weight_ih"]), weights["bias_ih"]) + linear(
-        h, turn(weights["weight_hh"]), weights["bias_hh"]
-    )
+    linear, paddle = framework.nn.functional.linear, framework.__name__ == "paddle"
+
+    def product(value: Any, weight: Any, bias: Any) -> Any:
+        return linear(value, weight.T if paddle else weight, bias)
+
+    gx, gh = (product(v, weights[f"weight_{s}"], weights[f"bias_{s}"]) for v, s in ((x, "ih"), (h, "hh")))
+    before = gx + gh
     return framework.tanh(before) if attributes["activation"] == "tanh" else framework.nn.functional.relu(before)
