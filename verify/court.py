@@ -182,6 +182,7 @@ def _place(
     statement: Statement, kept: dict[str, np.ndarray], key: str, array: np.ndarray, shape: tuple[int, ...] | None
 ) -> None:
     """Keeps the array at the graph's shape; axes of length one are squeezed and noted, anything else is misshapen."""
+    array = np.asarray(array, np.float64)
     if shape is None or array.shape == shape:
         kept[key] = array
     elif tuple(n for n in array.shape if n != 1) == tuple(n for n in shape if n != 1):

@@ -38,9 +38,9 @@ class Precision:
         """`x` rounded to nearest, as a witness that is handed wider values does; returned at float32 or float64."""
         if x.dtype.kind not in "f" or self.name == "float64":
             return x
-        if self.name == "float32":
-            return x.astype(np.float32)
-        return round_to_bits(x, self.bits, self.least).astype(np.float32)
+        wide = x if self.name == "float32" else round_to_bits(x, self.bits, self.least)
+        with np.errstate(over="ignore"):
+            return wide.astype(np.float32)
 
 
 PRECISIONS = {

@@ -40,7 +40,7 @@ class Assumptions:
 
     def arithmetic(self, precision: Precision, **changes: float | int) -> Arithmetic:
         declared = {"u": self.u, "eta": self.eta, "function_error": self.function_error}
-        return precision.arithmetic(**{k: v for k, v in declared.items() if v is not None}, **changes)
+        return precision.arithmetic(**{k: v for k, v in declared.items() if v is not None} | changes)
 
     @property
     def attributes(self) -> dict[str, Any]:

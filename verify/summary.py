@@ -63,7 +63,7 @@ def _tensor(judgement: Judgement, key: str) -> Json:
     measured = shown.measurement if shown is not None else None
     groups = vote.groups(court, key)
     return {
-        "scale": None if measured is None else float(np.max(measured.scale, initial=0.0)),
+        "scale": None if measured is None else _largest(measured.scale),
         "exact_zero": None if measured is None else measured.zero,
         "max_abs": None if measured is None else _largest(measured.exact.high),
         "shape": list(court.shapes.get(graph.split_part(court.case, key)[0], ())),
