@@ -107,7 +107,7 @@ def _compare(
     finite = expected == 0
     lost = mismatch and bool((expected != 0).any())
     undefined = lost or not bool(np.isfinite(budget[finite]).all())
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         ratio = np.where(error == 0, 0.0, np.abs(error) / budget)
     ratio = np.where(finite, ratio, 0.0)
     ratio = np.where(np.isnan(ratio), np.inf, ratio)
