@@ -106,10 +106,19 @@ def _judge_witness(judgement: Judgement, name: str) -> None:
     table = of_ladder(table)
     if name in judgement.forward:
         judgement.forward[name] = of_ladder(judgement.forward[name])
-    for dtype, statement in statements.items():
-        sound = dtype == "float64" or not any(v.verdict == "wrong" for v in table.get("float64", {}).values())
-        _explain(judgement, statement, table[dtype], sound)
+    for dtype in sorted(statements, key=lambda d: d != "float64"):
+        wide = {v.verdict for v in table.get("float64", {}).values()}
+        _explain(judgement, statements[dtype], table[dtype], sound=dtype == "float64" or "wrong" not in wide)
+        if dtype != "float64" and "unstable" in wide and "wrong" not in wide:
+            _share_weakness(table[dtype])
     judgement.gradients[name] = table
+
+
+def _share_weakness(verdicts: dict[str, Verdict]) -> None:
+    """An algorithm that float64 shows to be weak is weak in the tensors where only float32 shows it."""
+    for key, verdict in verdicts.items():
+        if verdict.verdict == "wrong":
+            verdicts[key] = replace(verdict, verdict="unstable", why="as at float64: a numerically weak algorithm")
 
 
 def _verdicts(court: Court, statement: Statement) -> dict[str, Verdict]:
@@ -124,20 +133,18 @@ def _verdicts(court: Court, statement: Statement) -> dict[str, Verdict]:
     return verdicts
 
 
-def _explain(judgement: Judgement, statement: Statement, verdicts: dict[str, Verdict], sound: bool) -> None:
+def _explain(judgement: Judgement, statement: Statement, verdicts: dict[str, Verdict], *, sound: bool) -> None:
     """Searches for causes of what is over the line, and takes back what they excuse."""
-    over = [key for key, v in verdicts.items() if v.verdict in ("wrong", "unstable") and v.measurement is not None]
-    if not over:
-        return
     measured = {key: v.measurement for key, v in verdicts.items() if v.measurement is not None}
-    for finding in causes.explain(judgement.court, statement, measured, over, sound=sound):
-        judgement.findings.append(finding)
+    over = [key for key in measured if verdicts[key].verdict == "wrong"]
+    weak = [key for key in measured if verdicts[key].verdict == "unstable"]
+    found = causes.explain(judgement.court, statement, measured, over, sound=sound) if over else []
+    named = causes.weakness(judgement.court, statement, measured, weak) if weak else None
+    for finding in found:
+        arithmetic = finding.details.get("arithmetic")
         for key in finding.tensors:
-            if verdicts[key].verdict != "unstable" or finding.kind != "precision":
-                arithmetic = finding.details.get("arithmetic")
-                verdicts[key] = replace(
-                    verdicts[key], verdict=finding.verdict, why=finding.evidence, arithmetic=arithmetic
-                )
+            verdicts[key] = replace(verdicts[key], verdict=finding.verdict, why=finding.evidence, arithmetic=arithmetic)
+    judgement.findings += found if named is None else [*found, named]
 
 
 def _decide_by_vote(judgement: Judgement) -> None:

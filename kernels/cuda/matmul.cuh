@@ -98,7 +98,7 @@ struct Microtile {
   GJ_MATH T result(int r, int p, int lane) const { return sum[r][p].get(lane); }
 };
 
-// Low precision rounds a sum at every step: one Sum per element.
+// Low precision: matrix units round their operands, and a narrow accumulator every step of the sum.
 template <int R, int P, int W>
 struct Microtile<lowered, R, P, W> {
   Sum<lowered> sum[R][P * W];
@@ -109,7 +109,8 @@ struct Microtile<lowered, R, P, W> {
   GJ_MATH void add(const lowered* a, int lda, const Pack<lowered, W>* b, int ldb, int steps) {
     for (int k = 0; k < steps; k++)
       for (int r = 0; r < R; r++)
-        for (int c = 0; c < P * W; c++) sum[r][c].add_product(a[k * lda + r], b[k * ldb + c / W].get(c % W));
+        for (int c = 0; c < P * W; c++)
+          sum[r][c].add_product(make_lowered(operand(a[k * lda + r])), make_lowered(operand(b[k * ldb + c / W].get(c % W))));
   }
   GJ_MATH lowered result(int r, int p, int lane) const { return sum[r][p * W + lane].result(); }
 };

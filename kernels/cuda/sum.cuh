@@ -25,7 +25,7 @@ struct Sum<lowered> {
   double total = 0.0;
   GJ_MATH void keep(double x) { total = to_bits(x, arithmetic().accumulator_bits, false); }
   GJ_MATH void add(const lowered& x) { keep(total + x.v); }
-  GJ_MATH void add_product(const lowered& a, const lowered& b) { keep(fma_(operand(a), operand(b), total)); }
+  GJ_MATH void add_product(const lowered& a, const lowered& b) { keep(fma_(a.v, b.v, total)); }
   GJ_MATH lowered result() const { return stored(total); }
   static constexpr bool kSplits = true;
 };

@@ -13,17 +13,25 @@ from gradjury.verify.verdict import Finding
 LEAST = 4  # a factor is one free parameter: it has to explain more elements than that
 
 
-def explain(statement: Statement, measured: Measurement) -> Finding | None:
-    """The first pattern that fits one tensor over the line; None if the error has no such shape."""
-    patterns: tuple[Callable[[Measurement], tuple[str, str] | None], ...] = (
-        _zero, _flipped, _transposed, _scaled, _single_element, _rows,
-    )
+def structured(statement: Statement, measured: Measurement) -> Finding | None:
+    """The testimony as a whole is the gradient changed in one way: rounding does not do that."""
+    return _first((_zero, _flipped, _transposed, _scaled), statement, measured)
+
+
+def located(statement: Statement, measured: Measurement) -> Finding | None:
+    """The error is confined to one element or to few rows."""
+    return _first((_single_element, _rows), statement, measured)
+
+
+Pattern = Callable[[Measurement], tuple[str, str] | None]
+
+
+def _first(patterns: tuple[Pattern, ...], statement: Statement, measured: Measurement) -> Finding | None:
     for pattern in patterns:
         match = pattern(measured)
         if match is not None:
             code, evidence = match
-            name, dtype = statement.witness.name, statement.dtype
-            return Finding(name, dtype, code, "mistake", [measured.key], evidence)
+            return Finding(statement.witness.name, statement.dtype, code, "mistake", [measured.key], evidence)
     return None
 
 

@@ -6,14 +6,14 @@ like rounding (spread over the elements, alike in all tensors, not parallel to t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from gradjury.verify.court import Court, Statement, declared_assumptions
-from gradjury.verify.measure import TYPICAL, Measurement
-from gradjury.verify.precision import FLUSHED
+from gradjury.verify.measure import TYPICAL, Measurement, measure
+from gradjury.verify.precision import FLUSHED, PRECISIONS
 from gradjury.verify.reference import Assumptions
 from gradjury.verify.verdict import Finding
 
@@ -28,39 +28,51 @@ LEFT = 0.3  # share of the error that an emulation may leave, in the median over
 ALIKE = 2.0**6  # how far the effective unit roundoff of two tensors of one testimony may differ
 FORMATS = {"float32": ((9.5, 14.0, "float16"), (6.0, 9.5, "bfloat16")), "float64": ((20.0, 26.0, "float32"),)}
 VACUOUS = 0.1
+WIDER = 3.0  # a weak algorithm is a hypothesis only where it widens the budget by more than this
 
 
-def explain(court: Court, statement: Statement, measured: Mapping[str, Measurement], over: list[str]) -> Finding | None:
-    """The first precision under which the tensors in `over` are honest; None if there is none.
-
-    `measured`: every tensor of the statement that has a reference. At float64 only a secret float32 is considered.
-    """
-    attempts = (
-        (_secret_float32,)
-        if statement.dtype == "float64"
-        else (_flushed, _emulated, _one_pass, _raw_moments, _by_size)
-    )
-    for attempt in attempts:
-        found = attempt(court, statement, measured, over)
-        if found is not None:
-            return found
-    return _weak_at_float64(court, statement, measured, over) if statement.dtype == "float64" else None
+def tight(court: Court, statement: Statement, measured: Mapping[str, Measurement], over: list[str]) -> Finding | None:
+    """Arithmetic that reproduces the error itself: nothing is widened, so it is believed before any other explanation."""
+    attempts = (_exactly_float32,) if statement.dtype == "float64" else (_flushed, _emulated)
+    return _first(attempts, court, statement, measured, over)
 
 
-def _secret_float32(
+def loose(court: Court, statement: Statement, measured: Mapping[str, Measurement], over: list[str]) -> Finding | None:
+    """A wider budget: of a weak algorithm, or of one lower unit roundoff for all tensors. Believed only if nothing
+    structured explains the error."""
+    return _first((_one_pass, _raw_moments, _by_size), court, statement, measured, over)
+
+
+def weak(court: Court, statement: Statement, measured: Mapping[str, Measurement], keys: list[str]) -> Finding | None:
+    """The weak algorithm that explains errors known to shrink with the unit roundoff."""
+    found = _first((_one_pass, _raw_moments), court, statement, measured, keys)
+    return found if found is None else replace(found, verdict="unstable")
+
+
+Attempt = Callable[[Court, Statement, Mapping[str, Measurement], list[str]], Finding | None]
+
+
+def _first(
+    attempts: tuple[Attempt, ...],
+    court: Court,
+    statement: Statement,
+    measured: Mapping[str, Measurement],
+    over: list[str],
+) -> Finding | None:
+    return next((found for attempt in attempts if (found := attempt(court, statement, measured, over))), None)
+
+
+def _exactly_float32(
     court: Court, statement: Statement, measured: Mapping[str, Measurement], over: list[str]
 ) -> Finding | None:
     """Values that are exactly float32 and right at float32: the float64 path computes in float32."""
     narrow = court.reference("float32", declared_assumptions(statement.witness, "float32"))
     for key in over:
         array = statement.gradients[key]
-        if not np.array_equal(array, array.astype(np.float32).astype(np.float64), equal_nan=True):
-            return _by_size(court, statement, measured, over)
-        held = court.measure(statement, key, narrow)
-        if held is None or not held.within:
+        held = measure(narrow, key, array)
+        if held is None or not held.within or not np.array_equal(array, array.astype(np.float32), equal_nan=True):
             return None
-    evidence = "every value is exactly a float32, and right as float32"
-    return _finding(statement, over, "float32", evidence)
+    return _finding(statement, over, "float32", "every value is exactly a float32, and right as float32")
 
 
 def _flushed(
@@ -119,12 +131,6 @@ def _raw_moments(
     return _weak_algorithm(court, statement, measured, over, taken, "raw moments in the backward")
 
 
-def _weak_at_float64(
-    court: Court, statement: Statement, measured: Mapping[str, Measurement], over: list[str]
-) -> Finding | None:
-    return _one_pass(court, statement, measured, over) or _raw_moments(court, statement, measured, over)
-
-
 def _weak_algorithm(
     court: Court,
     statement: Statement,
@@ -133,19 +139,21 @@ def _weak_algorithm(
     taken: Assumptions,
     name: str,
 ) -> Finding | None:
-    """The tensors within the budget of a weak algorithm, where that budget still says something."""
+    """The tensors within the budget of a weak algorithm: `unstable`, or `undecided` where that budget says nothing."""
     if not any(node.op in ("batchnorm", "layernorm") for node in court.case.graph):
         return None
     reference = court.reference_for(statement, taken)
     held = [m for key in over if (m := court.measure(statement, key, reference)) is not None]
     if len(held) < len(over) or not all(m.within for m in held):
         return None
-    if any(m.resolution > VACUOUS and not m.zero for m in held):
-        return None
-    before = max(measured[key].excess for key in over)
-    after = max(m.excess for m in held)
+    before, after = max(measured[key].excess for key in over), max(m.excess for m in held)
     found = _finding(statement, over, name, f"{name}: excess {before:.2g} -> {after:.2g}")
-    return replace(found, verdict="unstable")
+    if all(m.resolution <= VACUOUS or m.zero for m in held):
+        return replace(found, verdict="unstable")
+    if not any(np.linalg.norm(m.budget) > WIDER * np.linalg.norm(measured[m.key].budget) for m in held):
+        return None
+    evidence = f"{name} would explain it, but would explain errors as large as the gradient as well"
+    return replace(found, verdict="undecided", evidence=evidence)
 
 
 def _all_within(court: Court, statement: Statement, over: list[str], taken: Assumptions) -> bool:
@@ -157,23 +165,27 @@ def _all_within(court: Court, statement: Statement, over: list[str], taken: Assu
 def _by_size(
     court: Court, statement: Statement, measured: Mapping[str, Measurement], over: list[str]
 ) -> Finding | None:
-    """One effective unit roundoff fits all tensors, and the error looks like rounding in each."""
+    """One lower precision fits all tensors: errors of its size, within its budget, that look like rounding in each."""
     shown = {key: m for key, m in measured.items() if not m.zero and np.linalg.norm(m.scale) > 0}
-    if not shown or not all(looks_like_rounding(measured[key]) for key in over if key in shown):
+    if not shown or not all(looks_like_rounding(shown[key]) for key in over if key in shown):
         return None
     sizes = {key: float(np.linalg.norm(m.error) / (TYPICAL * np.linalg.norm(m.scale))) for key, m in shown.items()}
     effective = float(np.median([sizes[key] for key in over if key in sizes] or [0.0]))
-    if effective == 0 or min(sizes.values()) < effective / ALIKE or max(sizes.values()) > effective * ALIKE:
-        return None
-    u = court.reference_for(statement).precision.u
-    if any((np.abs(m.error) > 4 * m.budget * max(effective / u, 1)).any() for m in measured.values()):
+    if effective == 0 or max(sizes.values()) > effective * ALIKE or min(sizes[k] for k in over if k in sizes) < effective / ALIKE:
         return None
     bits = -np.log2(effective)
     for low, high, name in FORMATS.get(statement.dtype, ()):
-        if low < bits <= high:
-            evidence = f"the errors of all tensors fit one unit roundoff of 2^-{bits:.1f}"
-            return _finding(statement, over, name, evidence)
+        if low < bits <= high and _within_at(court, statement, over, PRECISIONS[name].u):
+            return _finding(statement, over, name, f"the errors of all tensors fit one unit roundoff of 2^-{bits:.1f}")
     return None
+
+
+def _within_at(court: Court, statement: Statement, over: list[str], u: float) -> bool:
+    """Whether the tensors are within the budget of unit roundoff u, and that budget does not swallow any gradient."""
+    taken = replace(declared_assumptions(statement.witness, statement.dtype), u=u)
+    reference = court.reference_for(statement, taken)
+    held = [court.measure(statement, key, reference) for key in over]
+    return all(m is not None and m.within and (m.zero or m.hidden < 1) for m in held)
 
 
 def looks_like_rounding(m: Measurement) -> bool:
