@@ -74,6 +74,11 @@ def consumers(case: Case, tensor: str) -> list[tuple[Node, str]]:
     return [(node, slot) for node, slot in uses(case, tensor) if _differentiable(ops.get(node.op), slot)]
 
 
+def differentiable(case: Case, tensor: str) -> bool:
+    """Whether gradient can flow back from every use of a tensor."""
+    return len(consumers(case, tensor)) == len(uses(case, tensor))
+
+
 def _differentiable(op: Op | None, slot: str) -> bool:
     return op is None or any(s.name == slot and s.differentiable for s in op.inputs)
 

@@ -32,7 +32,7 @@ def new_case(name: str, seed: int = 0) -> Case:
     except WitnessFailure as failure:
         case.notes.append(f"no gradients yet: {failure.message}")
         return case
-    inputs = [key for key in said.gradients if key in case.values]
+    inputs = [key for key in said.gradients if key in case.values and graph.differentiable(case, key)]
     case.testimonies[WITNESS, DTYPE] = Testimony(WITNESS, DTYPE, {key: said.gradients[key] for key in inputs})
     return case
 

@@ -18,7 +18,7 @@ from gradjury.kernels.engine import Engine
 from gradjury.kernels.modes import total_variance
 from gradjury.kernels.scalars import SCALARS
 from gradjury.kernels.tensor import Tensor
-from gradjury.verify import execute, ops
+from gradjury.verify import execute, graph, ops
 from gradjury.verify.case import Case
 from gradjury.verify.execute import Backward, Forward, Kink
 from gradjury.verify.precision import DOUBLE_DOUBLE_U, PRECISIONS, Precision
@@ -133,8 +133,8 @@ class Reference:
 
     @property
     def differentiable_inputs(self) -> list[str]:
-        """Graph inputs of which the reference has a gradient."""
-        return [name for name in self._inputs if name in self.exact[1].whole]
+        """Graph inputs of which the reference has a gradient through all their uses (a dropout's mask has none)."""
+        return [name for name in self._inputs if name in self.exact[1].whole and graph.differentiable(self.case, name)]
 
     def input_value(self, name: str) -> np.ndarray:
         """A graph input as this precision rounds it."""

@@ -295,3 +295,9 @@ def test_no_shapes_or_attributes_break_an_op(name: str, data: st.DataObject) -> 
         assert "\n" not in str(error)
         return
     assert all(isinstance(n, int) and n >= 0 for found in shapes.values() for n in found)
+
+
+def test_a_mask_is_not_differentiable() -> None:
+    case = Case("drop", [Node("d", "dropout", {"x": "x", "mask": "m"}, {"y": "y"})])
+    assert graph.differentiable(case, "x")
+    assert not graph.differentiable(case, "m")
