@@ -182,6 +182,17 @@ def test_undecided_says_what_to_record() -> None:
     says(Report(data("undecided", tensors=blind)), "Record the graph's inputs (value/NAME) and upstream gradients")
 
 
+def test_an_unknown_op_is_named() -> None:
+    blind = {"verdict": "undecided", "unit_roundoff": 2.0**-24, "why": "no reference"}
+    tensors = {"w": tensor([["a"], ["b"]], a=blind, b=blind)}
+    says(
+        Report(data("undecided", tensors=tensors, opaque=["c (my.op)"])),
+        "Not judged c (my.op): no kernel here knows this op",
+        "Write c (my.op) as ops that have kernels",
+        "a and b, w: no reference",
+    )
+
+
 def test_a_disputed_reference_accuses_nobody() -> None:
     report = Report(data("undecided", audit={"kernels_agree": None, "directional_excess": 7.0}))
     says(report, "UNDECIDED. The reference itself is in dispute, so nobody is accused.", "referee against itself: NO")

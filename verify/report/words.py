@@ -117,10 +117,12 @@ def why(data: Json, found: list[Row]) -> list[str]:
     left: dict[tuple[str, str], list[Row]] = {}
     for row in found:
         if not row.fine and (row.witness, row.tensor) not in explained:
-            left.setdefault((row.witness, row.found.get("why") or ""), []).append(row)
-    for (witness, text), alike in left.items():
-        names = list(dict.fromkeys(row.tensor for row in alike))
-        said.append(f"{safe(witness)}, {listed(names)}: {safe(text) or _size(alike)}")
+            text = row.found.get("why") or ""
+            left.setdefault((text, "" if text else row.witness), []).append(row)
+    for (text, _), alike in left.items():
+        parties = listed(list(dict.fromkeys(row.witness for row in alike)))
+        names = listed(list(dict.fromkeys(row.tensor for row in alike)))
+        said.append(f"{parties}, {names}: {safe(text) or _size(alike)}")
     return said
 
 
@@ -184,7 +186,10 @@ def advice(data: Json, found: list[Row], case: Case | None) -> list[str]:
     if any(cause["kind"] == "definition" for cause in data["causes"]):
         said += [_accept(cause, case) for cause in data["causes"] if cause["kind"] == "definition"]
     undecided = [row for row in found if row.verdict == "undecided"]
-    if any("excess" not in row.found for row in undecided):
+    blind = any("excess" not in row.found for row in undecided)
+    if blind and data.get("opaque"):
+        said.append(f"Write {listed(data['opaque'])} as ops that have kernels (gradjury case ops).")
+    elif blind:
         said.append("Record the graph's inputs (value/NAME) and upstream gradients: then there is a reference.")
     coarse = [
         row for row in undecided if float(row.found.get("resolution") or 0) > 0 and row.found.get("excess") is not None
