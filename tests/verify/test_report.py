@@ -135,6 +135,14 @@ def test_wrong_says_who_why_and_where() -> None:
     )
 
 
+def test_every_wrong_witness_has_its_row() -> None:
+    wrong = tensor(mine=finding("wrong", excess=9.0), old=finding("wrong", excess=8.0), torch=finding())
+    rows = [line.split()[:2] for line in Report(data("wrong", tensors={"w": wrong})).text().splitlines()]
+    assert ["w", "mine"] in rows
+    assert ["w", "old"] in rows
+    assert ["w", "torch"] not in rows
+
+
 def test_forward_comes_first() -> None:
     tensors = {"w": tensor(mine=finding("wrong", excess=99.0))}
     forward = {"y": {"mine": {"float32": finding("wrong", difference=2.3)}}}
