@@ -15,7 +15,7 @@ LEAST = 4  # a factor is one free parameter: it has to explain more elements tha
 
 def structured(statement: Statement, measured: Measurement) -> Finding | None:
     """The testimony as a whole is the gradient changed in one way: rounding does not do that."""
-    return _first((_zero, _flipped, _transposed, _scaled), statement, measured)
+    return _first((_zero, _flipped, _transposed, _reversed, _scaled), statement, measured)
 
 
 def located(statement: Statement, measured: Measurement) -> Finding | None:
@@ -46,6 +46,11 @@ def _flipped(m: Measurement) -> tuple[str, str] | None:
 def _transposed(m: Measurement) -> tuple[str, str] | None:
     square = m.testimony.ndim == 2 and m.testimony.shape[0] == m.testimony.shape[1] > 1
     return ("layout.transposed", "the transpose is within the budget") if square and _fits(m, m.testimony.T) else None
+
+
+def _reversed(m: Measurement) -> tuple[str, str] | None:
+    backward = m.testimony.ndim == 3 and len(m.testimony) > 1
+    return ("time.reversed", "in reversed order of time it is within the budget") if backward and _fits(m, m.testimony[::-1]) else None
 
 
 def _scaled(m: Measurement) -> tuple[str, str] | None:

@@ -28,7 +28,6 @@ LEFT = 0.3  # share of the error that an emulation may leave, in the median over
 ALIKE = 2.0**6  # how far the effective unit roundoff of two tensors of one testimony may differ
 FORMATS = {"float32": ((9.5, 14.0, "float16"), (6.0, 9.5, "bfloat16")), "float64": ((20.0, 26.0, "float32"),)}
 VACUOUS = 0.1
-WIDER = 3.0  # a weak algorithm is a hypothesis only where it widens the budget by more than this
 
 
 def tight(court: Court, statement: Statement, measured: Mapping[str, Measurement], over: list[str]) -> Finding | None:
@@ -45,8 +44,7 @@ def loose(court: Court, statement: Statement, measured: Mapping[str, Measurement
 
 def weak(court: Court, statement: Statement, measured: Mapping[str, Measurement], keys: list[str]) -> Finding | None:
     """The weak algorithm that explains errors known to shrink with the unit roundoff."""
-    found = _first((_one_pass, _raw_moments), court, statement, measured, keys)
-    return found if found is None else replace(found, verdict="unstable")
+    return _first((_one_pass, _raw_moments), court, statement, measured, keys)
 
 
 Attempt = Callable[[Court, Statement, Mapping[str, Measurement], list[str]], Finding | None]
@@ -139,7 +137,7 @@ def _weak_algorithm(
     taken: Assumptions,
     name: str,
 ) -> Finding | None:
-    """The tensors within the budget of a weak algorithm: `unstable`, or `undecided` where that budget says nothing."""
+    """The tensors within the budget of a weak algorithm, where that budget still says something."""
     if not any(node.op in ("batchnorm", "layernorm") for node in court.case.graph):
         return None
     reference = court.reference_for(statement, taken)
@@ -147,13 +145,9 @@ def _weak_algorithm(
     if len(held) < len(over) or not all(m.within for m in held):
         return None
     before, after = max(measured[key].excess for key in over), max(m.excess for m in held)
-    found = _finding(statement, over, name, f"{name}: excess {before:.2g} -> {after:.2g}")
-    if all(m.resolution <= VACUOUS or m.zero for m in held):
-        return replace(found, verdict="unstable")
-    if not any(np.linalg.norm(m.budget) > WIDER * np.linalg.norm(measured[m.key].budget) for m in held):
-        return None
-    evidence = f"{name} would explain it, but would explain errors as large as the gradient as well"
-    return replace(found, verdict="undecided", evidence=evidence)
+    if any(m.resolution > VACUOUS and not m.zero for m in held):
+        return None  # it would explain errors as large as the gradient as well
+    return replace(_finding(statement, over, name, f"{name}: excess {before:.2g} -> {after:.2g}"), verdict="unstable")
 
 
 def _all_within(court: Court, statement: Statement, over: list[str], taken: Assumptions) -> bool:
@@ -171,7 +165,7 @@ def _by_size(
         return None
     sizes = {key: float(np.linalg.norm(m.error) / (TYPICAL * np.linalg.norm(m.scale))) for key, m in shown.items()}
     effective = float(np.median([sizes[key] for key in over if key in sizes] or [0.0]))
-    if effective == 0 or max(sizes.values()) > effective * ALIKE or min(sizes[k] for k in over if k in sizes) < effective / ALIKE:
+    if effective == 0 or max(sizes.values()) > effective * ALIKE or min(sizes.values()) < effective / ALIKE:
         return None
     bits = -np.log2(effective)
     for low, high, name in FORMATS.get(statement.dtype, ()):

@@ -121,7 +121,11 @@ class Batchnorm(Op):
         if rounded != epsilon:
             sentence = f"epsilon {epsilon:g} stored as float32"
             found.insert(0, Variant("batchnorm.epsilon", "precision", {"epsilon": rounded}, sentence))
-        return found
+        if attributes["training"]:
+            sentence = "running statistics, as constants, in place of the batch's"
+            return [*found, Variant("batchnorm.eval-statistics", "mistake", {"training": False}, sentence)]
+        sentence = "the batch's statistics in place of the running ones"
+        return [*found, Variant("batchnorm.train-statistics", "mistake", {"training": True}, sentence)]
 
 
 def channels(x: Tensor) -> tuple[int, int, int, int]:
