@@ -57,7 +57,9 @@ class Nll(Op):
         assert flow is not None
         each = _spread_out(k, flow, x["target"].shape[1:], attributes["reduction"], count)
         dx = k.empty(log_probabilities.cases, log_probabilities.shape)
-        self._to_input(k, _classes(log_probabilities), attributes["ignore_index"], log_probabilities, x["target"], each, dx)
+        self._to_input(
+            k, _classes(log_probabilities), attributes["ignore_index"], log_probabilities, x["target"], each, dx
+        )
         return {self.inputs[0].name: dx}
 
     def _log_probabilities(self, k: Kernels, x: Values) -> Tensor:
@@ -77,8 +79,12 @@ class Nll(Op):
         scores = x[self.inputs[0].name]
         lone = scores.ndim == 1
         scores, target = (scores.unsqueeze(0), x["target"].unsqueeze(0)) if lone else (scores, x["target"])
-        loss = paddle.nn.functional.nll_loss(scores, target, **attributes)
-        return {"loss": loss.squeeze(0) if lone and attributes["reduction"] == "none" else loss}
+        # Paddle 3.3's own sum and mean write past their memory at float64 when a target is ignored.
+        each = paddle.nn.functional.nll_loss(scores, target, ignore_index=attributes["ignore_index"], reduction="none")
+        if attributes["reduction"] == "none":
+            return {"loss": each.squeeze(0) if lone else each}
+        counted = (target != attributes["ignore_index"]).astype(each.dtype).sum()
+        return {"loss": each.sum() / counted if attributes["reduction"] == "mean" else each.sum()}
 
     def example(self, rng: np.random.Generator) -> Example:
         x = rng.standard_normal((6, 4))
@@ -122,7 +128,9 @@ class SquaredError(Op):
     }
 
     def shapes(self, shapes: Mapping[str, Shape], values: Values, attributes: Mapping[str, Any]) -> dict[str, Shape]:
-        expect(shapes["target"] == shapes["y"], f"target: expected the shape of y, {shapes['y']}, found {shapes['target']}")
+        expect(
+            shapes["target"] == shapes["y"], f"target: expected the shape of y, {shapes['y']}, found {shapes['target']}"
+        )
         return {"loss": shapes["y"] if attributes["reduction"] == "none" else ()}
 
     def forward(self, k: Kernels, x: Values, attributes: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:

@@ -65,7 +65,10 @@ class Move(Movement):
         if index is not None and index.size:
             size = int(np.prod(shapes["x"], dtype=np.int64))
             good = index.min() >= -1 and index.max() < size
-            expect(good, f"index: expected -1 to {size - 1} for x of shape {shapes['x']}, found {index.min()} to {index.max()}")
+            expect(
+                good,
+                f"index: expected -1 to {size - 1} for x of shape {shapes['x']}, found {index.min()} to {index.max()}",
+            )
         return {"y": shapes["index"]}
 
     def index(self, shape: Shape, x: Values, attributes: Mapping[str, Any]) -> np.ndarray:
@@ -85,7 +88,9 @@ class Reshape(Movement):
         try:
             return _numbers(shape).reshape(attributes["shape"])
         except (ValueError, TypeError):
-            raise OpError(f"attribute shape: {attributes['shape']} does not hold the elements of x of shape {shape}") from None
+            raise OpError(
+                f"attribute shape: {attributes['shape']} does not hold the elements of x of shape {shape}"
+            ) from None
 
     def example(self, rng: np.random.Generator) -> Example:
         return Example({"x": rng.standard_normal((3, 4))}, {"shape": [2, -1]})
@@ -101,7 +106,9 @@ class Transpose(Movement):
         try:
             return np.ascontiguousarray(np.transpose(_numbers(shape), attributes["axes"]))
         except (ValueError, TypeError):
-            raise OpError(f"attribute axes: {attributes['axes']} is no permutation of the axes of x of shape {shape}") from None
+            raise OpError(
+                f"attribute axes: {attributes['axes']} is no permutation of the axes of x of shape {shape}"
+            ) from None
 
     def example(self, rng: np.random.Generator) -> Example:
         return Example({"x": rng.standard_normal((2, 3, 4))}, {"axes": [2, 0, 1]})
@@ -120,7 +127,9 @@ class Slice(Movement):
 
     def index(self, shape: Shape, x: Values, attributes: Mapping[str, Any]) -> np.ndarray:
         axis, step = attributes["axis"], attributes["step"]
-        expect(-len(shape) <= axis < len(shape), f"attribute axis: expected an axis of x of shape {shape}, found {axis}")
+        expect(
+            -len(shape) <= axis < len(shape), f"attribute axis: expected an axis of x of shape {shape}, found {axis}"
+        )
         expect(step != 0, "attribute step: expected anything but 0")
         cut: list[slice] = [slice(None)] * len(shape)
         cut[axis] = slice(attributes["start"], attributes["stop"], step)
@@ -175,7 +184,11 @@ class Embedding(Op):
         return {"y": torch.nn.functional.embedding(x["index"], x["weight"], padding_idx=attributes["padding_idx"])}
 
     def paddle(self, paddle: Any, x: Values, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        return {"y": paddle.nn.functional.embedding(x["index"], x["weight"], padding_idx=attributes["padding_idx"])}
+        weight, padding = x["weight"], attributes["padding_idx"]
+        if padding is not None:  # paddle's own would also read the row as 0
+            rows = paddle.arange(weight.shape[0]).unsqueeze(1)
+            weight = paddle.where(rows == padding, weight.detach(), weight)
+        return {"y": paddle.nn.functional.embedding(x["index"], weight)}
 
     def example(self, rng: np.random.Generator) -> Example:
         return Example(

@@ -212,9 +212,18 @@ def _reduction(op: str, keepdim_at: int) -> Rule:
 
 
 def _embedding(graph: Graph, call: Call) -> bool:
+    """Paddle reads the padding row as 0, and gives it no gradient."""
     index, weight, padding = call.args[0], call.args[1], int(call.argument(2, "padding_idx", -1))
-    attributes = {"padding_idx": padding} if padding >= 0 else {}
-    graph.add(call, "embedding", {"weight": weight, "index": index}, {"y": call.outputs[0]}, attributes)
+    if padding < 0:
+        graph.add(call, "embedding", {"weight": weight, "index": index}, {"y": call.outputs[0]})
+        return True
+    kept = (graph.recorded[index.name] != padding)[..., None].astype(np.float32)
+    mask, rows = (
+        graph.constant(call, "not_padding", np.broadcast_to(kept, graph.shape(call.outputs[0]))),
+        f"{call.name}.rows",
+    )
+    graph.add(call, "embedding", {"weight": weight, "index": index}, {"y": rows})
+    graph.add(call, "multiply", {"a": rows, "b": mask}, {"y": call.outputs[0]}, suffix=".mask")
     return True
 
 

@@ -151,6 +151,16 @@ def _layer_norm(call: Call, args: Any) -> list[Any]:
     return [_affine(_normalised(x, list(range(first, x.ndim)), epsilon), weight, bias, x.shape[first:])]
 
 
+def _nll_loss(call: Call, args: Any) -> list[Any]:
+    """3.3's sum and mean write past their memory at float64 when a target is ignored: reduced here."""
+    x, target, weight, ignored, reduction = args[:5]
+    each = paddle._C_ops.nll_loss(x, target, weight, ignored, "none")[0]
+    if reduction == "none" or weight is not None:
+        return [each] if reduction == "none" else run_call(call, args, {})
+    counted = (target != ignored).astype(each.dtype).sum()
+    return [each.sum() / counted if reduction == "mean" else each.sum()]
+
+
 def _normalised(x: Any, axes: list[int], epsilon: float) -> Any:
     centred = x - x.mean(axes, keepdim=True)
     return centred / paddle.sqrt((centred * centred).mean(axes, keepdim=True) + epsilon)
@@ -167,6 +177,7 @@ ELSEWHERE: dict[str, Callable[[Call, Any], list[Any]]] = {
     "dropout": _dropout,
     "batch_norm": _batch_norm,
     "layer_norm": _layer_norm,
+    "nll_loss": _nll_loss,
 }
 COMPOSED = ("batch_norm", "layer_norm")
 

@@ -186,6 +186,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
         ["dropout", "multiply", "add"],
     ),
     "opaque": (lambda x: F.gelu(x * 2) * 3, ["multiply", "paddle.gelu", "multiply"]),
+    "padding": (lambda x: F.embedding(paddle.to_tensor([1, 0]), x, padding_idx=0), ["embedding", "multiply"]),
     "clone": (lambda x: x.clone() + paddle.assign(x), ["reshape", "reshape", "add"]),
 }
 

@@ -159,3 +159,26 @@ def _refuses(inputs: object, upstream: object, dtype: str) -> dict[str, Sequence
 def test_one_line() -> None:
     assert one_line(RuntimeError("\n\n  first\nsecond")) == "RuntimeError: first"
     assert one_line(RuntimeError()) == "RuntimeError"
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_ignored_targets_leave_the_process_whole(framework: str, reduction: str) -> None:
+    """Paddle's own reductions write past their memory here, and the process ends a few cases later."""
+    node = Node("n", "nll", {"log_probabilities": "x", "target": "t"}, {"loss": "loss"}, {"reduction": reduction})
+    case = Case(
+        "ignored", [node], {"x": np.zeros((6, 4)), "t": np.array([0, 3, -100, 1, -100, 2])}, {"loss": np.ones(())}
+    )
+    for _ in range(40):
+        gradient = ask(framework, case, "float64").gradients["x"]
+        assert gradient.sum() == (-1.0 if reduction == "mean" else -4.0)
+        assert not gradient[2].any() and gradient[1, 3] == gradient.min()
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_padding_row_is_read_but_not_learned(framework: str) -> None:
+    node = Node("e", "embedding", {"weight": "w", "index": "i"}, {"y": "y"}, {"padding_idx": 1})
+    case = Case("padding", [node], {"w": np.arange(6.0).reshape(3, 2), "i": np.array([1, 2])}, {"y": np.ones((2, 2))})
+    said = ask(framework, case, "float32")
+    assert said.forward["y"].tolist() == [[2, 3], [4, 5]]
+    assert said.gradients["w"].tolist() == [[0, 0], [0, 0], [1, 1]]
