@@ -115,7 +115,16 @@ TENSOR = _object(
 )
 CAUSE = _object(
     {"witness": NAME, "cause": NAME, "kind": {"enum": list(KINDS)}, "tensors": NAMES, "evidence": TEXT},
-    {"node": _or_null(NAME), "step": _or_null({"type": "integer"}), "attributes": {"type": "object"}},
+    {
+        "node": _or_null(NAME),
+        "step": _or_null({"type": "integer"}),
+        "attributes": {"type": "object"},
+        "definitions": _object({"case": TEXT, "witness": TEXT}, {}),
+        "excess": {
+            **_map({"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 2}),
+            "description": "by witness, the largest excess under the case's definition and under the other one",
+        },
+    },
 )
 FINDING = _object(
     {"witness": NAME, "verdict": {"enum": list(VERDICTS)}, "arithmetic": TEXT, "tensors": NAMES}, {"evidence": TEXT}

@@ -157,8 +157,27 @@ def test_another_definition_is_not_called_a_bug() -> None:
     says(
         report,
         "DIFFERENT DEFINITION, not a gradient bug [gru.update-convention]",
-        "If that definition is meant: --define gru.update=keeps-candidate",
+        "the case h' = z*h + (1-z)*n mine h' = (1-z)*h + z*n",
+        "weights: negate rows 3:6 of W_ih, W_hh, b_ih, b_hh",
+        "accept: gradjury verify CASE --define gru.update=keeps-candidate",
     )
+    (cause_,) = report.data["causes"]
+    for witness, (ours, theirs) in cause_["excess"].items():
+        assert (ours <= 1, theirs <= 1) == (witness == "torch", witness == "mine")
+
+
+def test_the_weights_it_proposes_are_right() -> None:
+    """Negating the rows of the update gate turns one convention into the other, so the report's advice holds."""
+    case = read_case(CASES / "xfad86af.npz")
+    hidden = case.values["W_hh"].shape[1]
+    turned = copy.deepcopy(case)
+    turned.graph[0].attributes["update"] = "keeps-candidate"
+    rows = slice(hidden, 2 * hidden)
+    for name in ("W_ih", "W_hh", "b_ih", "b_hh"):
+        turned.values[name][rows] *= -1
+        turned.testimonies["torch", "float32"].gradients[name][rows] *= -1
+    del turned.testimonies["mine", "float32"], turned.witnesses["mine"]
+    assert judge_case(turned).decision == "agree"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
-from gradjury.verify.report import text, words
+from gradjury.verify.report import definition, text, words
 from gradjury.verify.report.table import rows, table, worst
 from gradjury.verify.report.text import Line, Span, safe
 
@@ -41,6 +41,7 @@ def compose(report: Report, *, verbose: bool, width: int) -> list[Line]:
     found = rows(data)
     lines = _title(data, found, width)
     lines += _headline(data, found, width)
+    lines += definition.compose(data, report.case, width)
     start = words.where(data, found, report.case)
     lines += _section("Starts", [start] if start else [], width)
     lines += _failures(data, width)

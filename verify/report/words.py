@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gradjury.verify.case import Case, Node
+from gradjury.verify.report import definition
 from gradjury.verify.report.table import FINE, Row
 from gradjury.verify.report.text import listed, number, safe
 
@@ -109,11 +110,14 @@ def why(data: Json, found: list[Row]) -> list[str]:
     """One sentence a cause or finding, then one for every wrong tensor that none of them explains."""
     said = []
     explained: set[tuple[str, str]] = set()
+    told = definition.shown(data)
     for cause in [*data["causes"], *data["findings"]]:
+        explained |= {(cause["witness"], tensor) for tensor in cause["tensors"]}
+        if cause in told:
+            continue
         name = cause.get("cause") or f"{cause['verdict']} ({cause['arithmetic']})"
         evidence = f": {cause['evidence']}" if cause.get("evidence") else ""
         said.append(f"{safe(cause['witness'])}, {listed(cause['tensors'])}: {safe(name)}{safe(evidence)}")
-        explained |= {(cause["witness"], tensor) for tensor in cause["tensors"]}
     left: dict[tuple[str, str], list[Row]] = {}
     for row in found:
         if not row.fine and (row.witness, row.tensor) not in explained:
@@ -183,8 +187,6 @@ def is_bias_before_batchnorm(case: Case, tensor: str) -> bool:
 def advice(data: Json, found: list[Row], case: Case | None) -> list[str]:
     """What to do next; what to record, where the evidence cannot tell."""
     said = []
-    if any(cause["kind"] == "definition" for cause in data["causes"]):
-        said += [_accept(cause, case) for cause in data["causes"] if cause["kind"] == "definition"]
     undecided = [row for row in found if row.verdict == "undecided"]
     blind = any("excess" not in row.found for row in undecided)
     if blind and data.get("opaque"):
@@ -200,18 +202,6 @@ def advice(data: Json, found: list[Row], case: Case | None) -> list[str]:
     if any(row.about.get("exact_zero") for row in found) and looks_wrong(found, case)[2]:
         said.append("bias=False before batchnorm. A convolution's bias before batchnorm: the same.")
     return list(dict.fromkeys(text for text in said if text))
-
-
-def _accept(cause: Json, case: Case | None) -> str:
-    node = node_called(case, cause.get("node"))
-    changes = cause.get("attributes") or {}
-    if node is None or not changes:
-        return ""
-    family = node.op.removesuffix("_step")
-    options = " ".join(
-        f"--define {safe(family)}.{safe(str(name))}={safe(str(value))}" for name, value in changes.items()
-    )
-    return f"If that definition is meant: {options}"
 
 
 def vote(data: Json) -> list[str]:
