@@ -328,16 +328,15 @@ def test_stored_results_have_the_bits_they_may_have(values: list[float], bits: i
 
 @pytest.mark.parametrize("toward_zero", [False, True])
 def test_operands_and_running_sums_are_rounded(toward_zero: bool) -> None:
-    """tfloat32 operands and a sum of 13 bits, step by step; float64 holds each step exactly before it is rounded."""
+    """tfloat32 operands of a product and a sum of 13 bits, step by step; float64 holds each step exactly before it is rounded."""
     rng = np.random.default_rng(2)
     a, b = rng.standard_normal((2, 40))
     k = kernels("lowered", Arithmetic(operand_bits=11, operand_toward_zero=int(toward_zero), accumulator_bits=13))
-    out = k.empty(1, ())
-    k.launch("dot", (1, 1, 1), 1, 1, 40, k.tensor(a[None]), k.tensor(b[None]), out)
+    out = k.matmul(k.tensor(a[None, None]), k.tensor(b[None, :, None]))
     total = Fraction(0)
     for p, q in zip(a, b, strict=True):
         total = rounded(total + rounded(Fraction(p), 11, toward_zero) * rounded(Fraction(q), 11, toward_zero), 13)
-    assert Fraction(float(out.data[0])) == total
+    assert Fraction(float(out.data[0, 0, 0])) == total
 
 
 def test_lowered_overflow_and_nan_pass() -> None:
