@@ -37,7 +37,7 @@ def move(graph: Graph, call: Call) -> bool:
         moved = np.where(index >= 0, flat[index], 0).astype(value.dtype)
         if index.shape != value.shape or not np.array_equal(moved, value, equal_nan=True):
             return False
-    joined: Source = sources[0] if len(sources) == 1 else _join(graph, call, sources)
+    joined: Source = sources[0] if len(sources) == 1 else join(graph, call, sources)
     for i, (name, index) in enumerate(zip(call.outputs, made, strict=True)):
         suffix = "" if len(made) == 1 else f".{i}"
         if index.size == flat.size and np.array_equal(index.ravel(), np.arange(flat.size)):
@@ -71,16 +71,16 @@ def _moved_numbers(graph: Graph, call: Call) -> tuple[list[Ref], list[np.ndarray
     return sources, [numbers(paddle, tensor).astype(np.int64) - 1 for tensor in made]
 
 
-def _join(graph: Graph, call: Call, sources: Sequence[Ref]) -> str:
-    """All elements of several tensors as one flat tensor, by a tree of joins."""
-    level: list[Source] = list(sources)
-    made = 0
-    while len(level) > 1:
+def join(graph: Graph, call: Call, sources: Sequence[Source], at: str = "") -> str:
+    """All elements of several tensors as one flat tensor, by a tree of joins called `NAME[at].joinN`."""
+    level, made = list(sources), 0
+    while len(level) > 1 or not made:
         following: list[Source] = []
         for i in range(0, len(level), MOST):
-            group, name = level[i : i + MOST], f"{call.name}.joined{made}"
-            graph.add(call, "join", {f"x{j}": s for j, s in enumerate(group)}, {"y": name}, suffix=f".join{made}")
-            following.append(name)
+            inputs = {f"x{j}": source for j, source in enumerate(level[i : i + MOST])}
+            suffix = f"{at}.join{made}"
+            graph.add(call, "join", inputs, {"y": call.name + suffix}, suffix=suffix)
+            following.append(call.name + suffix)
             made += 1
         level = following
     return str(level[0])

@@ -13,6 +13,7 @@ from gradjury.verify.case import Node
 from gradjury.verify.record.paddle_capture import Call, Ref
 from gradjury.verify.record.paddle_graph import Graph, Source, step_of
 from gradjury.verify.record.paddle_moves import MOVES, move
+from gradjury.verify.record.paddle_recurrent import recurrent
 
 Rule = Callable[[Graph, Call], bool]
 
@@ -227,28 +228,6 @@ def _embedding(graph: Graph, call: Call) -> bool:
     return True
 
 
-RNN_MODES: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "GRU": ("gru", {"reset": "after", "update": "keeps-previous"}),
-    "RNN_TANH": ("rnn", {"activation": "tanh"}),
-    "RNN_RELU": ("rnn", {"activation": "relu"}),
-}
-
-
-def _recurrent(graph: Graph, call: Call) -> bool:
-    """One layer, one direction; x is time first here whatever the layer's setting."""
-    x, states, weights, lengths = call.args[:4]
-    both_ways, layers, mode = call.args[6], call.args[9], call.args[10]
-    if both_ways or layers != 1 or mode not in RNN_MODES:
-        return False
-    op, attributes = RNN_MODES[mode]
-    inputs = {"x": x, "h0": states[0]}
-    inputs |= dict(zip(("weight_ih", "weight_hh", "bias_ih", "bias_hh"), weights, strict=False))
-    if lengths is not None:
-        inputs["lengths"] = lengths
-    graph.add(call, op, inputs, {"y": call.outputs[0], "h_n": call.outputs[2]}, attributes)
-    return True
-
-
 RULES: Mapping[str, Rule] = {
     **{op: _unary(op) for op in ("relu", "tanh", "sigmoid", "exp", "log")},
     **{op: _softmax(op) for op in ("softmax", "log_softmax")},
@@ -268,7 +247,7 @@ RULES: Mapping[str, Rule] = {
     "nll_loss": _nll,
     "dropout": _dropout,
     "embedding": _embedding,
-    "rnn": _recurrent,
+    "rnn": recurrent,
     "sum": _reduction("sum", 3),
     "mean": _reduction("mean", 2),
     "mean_all": _reduction("mean", 2),

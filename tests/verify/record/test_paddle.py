@@ -246,6 +246,23 @@ def test_recurrent_layers_are_one_op(mode: str, lengths: list[int] | None, time_
     assert case.notes == []
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("direction", ["forward", "bidirect"])
+@pytest.mark.parametrize("lengths", [None, [3, 1]])
+def test_deep_and_two_way_layers_are_one_op_each(layers: int, direction: str, lengths: list[int] | None) -> None:
+    layer, x = nn.GRU(4, 3, num_layers=layers, direction=direction), paddle.randn([2, 5, 4])
+    given = None if lengths is None else paddle.to_tensor(lengths)
+
+    def step() -> Any:
+        y, h = layer(x, sequence_length=given)
+        return (y * y).sum() + (h * h).sum()
+
+    case = record(step, layer, x=x)
+    assert ops(case).count("gru") == layers * (2 if direction == "bidirect" else 1)
+    assert not graph.opaque(case)
+    assert found_wrong(case) == [] and judge_case(case).data["decision"] == "agree"
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_cells_are_one_op(bias: bool) -> None:
     off = {} if bias else {"bias_ih_attr": False, "bias_hh_attr": False}
