@@ -22,7 +22,7 @@ from gradjury.verify.witnesses.base import (
     WitnessSpec,
     parse,
 )
-from gradjury.verify.witnesses.process import TIME_LIMIT, process_for
+from gradjury.verify.witnesses.process import TIME_LIMIT, ask, process_for
 from gradjury.verify.witnesses.protocol import Label
 
 __all__ = [
@@ -46,15 +46,14 @@ def evidence(case: Case, spec: WitnessSpec, dtype: str, time_limit: float = TIME
     """What a framework, or our own kernels, say about a complete case at `dtype`. Raises WitnessFailure."""
     if spec.framework == KERNELS:
         return cuda.evidence(case, dtype, spec.name)
-    process = process_for(spec)
     arrays: dict[Label, np.ndarray] = {("value", name): value for name, value in case.values.items()}
     arrays |= {("upstream", name): value for name, value in case.upstream.items()}
     nodes = [
         {"name": n.name, "op": n.op, "inputs": n.inputs, "outputs": n.outputs, "attributes": n.attributes}
         for n in graph.order(case)
     ]
-    answer, found = process.ask({"ask": "evidence", "dtype": dtype, "nodes": nodes}, arrays, time_limit)
-    said = Evidence({}, {}, process.identity(), answer["absent"])
+    answer, found, who = ask(spec, {"ask": "evidence", "dtype": dtype, "nodes": nodes}, arrays, time_limit)
+    said = Evidence({}, {}, who, answer["absent"])
     inputs = {(node.name, slot): tensor for node in case.graph for slot, tensor in node.inputs.items()}
     for (kind, *names), array in found.items():
         if kind == "forward":

@@ -58,6 +58,7 @@ class WitnessProcess:
 
         self.spec = spec
         self._greeting: Identity | None = None
+        self.answered = 0
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
@@ -99,7 +100,9 @@ class WitnessProcess:
                 protocol.send(self._process.stdin, message, arrays)  # type: ignore[arg-type]
             except OSError:
                 raise self._crashed("before it was asked") from None
-            return self._answer(deadline, time_limit, f"working on a case at {message.get('dtype')}")
+            answer = self._answer(deadline, time_limit, f"working on a case at {message.get('dtype')}")
+            self.answered += 1
+            return answer
 
     def close(self) -> None:
         """Ends the process and what it started."""
@@ -186,6 +189,25 @@ def _ending(code: int) -> str:
         return signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
+
+
+def ask(
+    spec: WitnessSpec, message: Mapping[str, Any], arrays: Mapping[Label, np.ndarray], time_limit: float = TIME_LIMIT
+) -> tuple[dict[str, Any], dict[Label, np.ndarray], Identity]:
+    """One request to the witness, and who answered. Raises WitnessFailure.
+
+    A process that breaks down after answering others is given one more chance, fresh: what broke it may have been an
+    earlier case, by memory that it left in disorder.
+    """
+    process = process_for(spec)
+    try:
+        answer, found = process.ask(message, arrays, time_limit)
+    except WitnessFailure as failure:
+        if failure.kind != "crash" or not process.answered:
+            raise
+        process = process_for(spec)
+        answer, found = process.ask(message, arrays, time_limit)
+    return answer, found, process.identity()
 
 
 _RUNNING: dict[WitnessSpec, WitnessProcess] = {}

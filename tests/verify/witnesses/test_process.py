@@ -60,9 +60,7 @@ def test_no_such_interpreter() -> None:
 
 
 def test_crash_says_how_it_ended_and_the_last_line(tmp_path: Path) -> None:
-    failure = fails(
-        parse("paddle:" + script(tmp_path, "echo first >&2; echo free: invalid pointer >&2; kill -SEGV $$"))
-    )
+    failure = fails(parse("paddle:" + script(tmp_path, "echo first >&2; echo free: invalid pointer >&2; kill -SEGV $$")))
     assert failure.kind == "crash"
     assert "SIGSEGV" in failure.message and failure.message.endswith("free: invalid pointer")
 
@@ -97,9 +95,7 @@ def test_another_language_on_the_pipe(tmp_path: Path) -> None:
 
 
 def test_broken_framework(fake_paddle: Path) -> None:
-    fake_paddle.write_text(
-        "print('hello')\nraise ImportError('libstdc++.so.6: version GLIBCXX_3.4.30 not found\\nmore')"
-    )
+    fake_paddle.write_text("print('hello')\nraise ImportError('libstdc++.so.6: version GLIBCXX_3.4.30 not found\\nmore')")
     failure = fails(parse("paddle"))
     assert failure.kind == "import" and failure.message.endswith("GLIBCXX_3.4.30 not found")
 
@@ -141,6 +137,25 @@ def test_a_process_that_died_is_started_again() -> None:
     second = process_for(spec)
     assert second is not first and second.identity().name == "again"
     second.close()
+
+
+def test_a_late_breakdown_gets_one_more_chance(tmp_path: Path) -> None:
+    """Each process answers one case and dies of the next: memory that the first left in disorder."""
+    (tmp_path / "fake.py").write_text(
+        "import sys\n"
+        "from gradjury.verify.witnesses import protocol\n"
+        "from gradjury.verify.witnesses.base import Identity\n"
+        "out = sys.stdout.buffer\n"
+        "protocol.send(out, {'identity': Identity('paddle', 'paddle', '0', 'cpu').to_json()}, {})\n"
+        "protocol.receive(sys.stdin.buffer)\n"
+        "protocol.send(out, {'answer': 'evidence', 'absent': ['x']}, {})\n"
+        "protocol.receive(sys.stdin.buffer)\n"
+        "sys.exit(7)\n"
+    )
+    asked = "frail=paddle:" + script(tmp_path, f"exec {sys.executable} {tmp_path}/fake.py")
+    _, identities, failures = call(case(), [asked], ["float32", "float64"])
+    assert failures == [] and list(identities) == ["frail"]
+    process_for(parse(asked)).close()
 
 
 @pytest.mark.parametrize("text", ["", "jax", "=paddle", "x=", "paddle-tpu", "cuda:/usr/bin/python", "cuda-gpu"])

@@ -78,9 +78,7 @@ def test_gradients_and_parts(framework: str, dtype: str) -> None:
 def test_wider_values_are_rounded_once(framework: str) -> None:
     """1 + 2^-8 + 2^-30 is above bfloat16's tie, and on it once rounded to float32."""
     x = np.array([1 + 2.0**-8 + 2.0**-30])
-    case = Case(
-        "once", [Node("n", "multiply", {"a": "x", "b": "one"}, {"y": "y"})], {"x": x, "one": np.ones(1)}, {"y": x}
-    )
+    case = Case("once", [Node("n", "multiply", {"a": "x", "b": "one"}, {"y": "y"})], {"x": x, "one": np.ones(1)}, {"y": x})
     said = ask(framework, case, "bfloat16")
     assert said.forward["y"] == 1 + 2.0**-7
     assert said.gradients["one"] == (1 + 2.0**-7) ** 2 - 2.0**-14
@@ -166,9 +164,7 @@ def test_one_line() -> None:
 def test_ignored_targets_leave_the_process_whole(framework: str, reduction: str) -> None:
     """Paddle's own reductions write past their memory here, and the process ends a few cases later."""
     node = Node("n", "nll", {"log_probabilities": "x", "target": "t"}, {"loss": "loss"}, {"reduction": reduction})
-    case = Case(
-        "ignored", [node], {"x": np.zeros((6, 4)), "t": np.array([0, 3, -100, 1, -100, 2])}, {"loss": np.ones(())}
-    )
+    case = Case("ignored", [node], {"x": np.zeros((6, 4)), "t": np.array([0, 3, -100, 1, -100, 2])}, {"loss": np.ones(())})
     for _ in range(40):
         gradient = ask(framework, case, "float64").gradients["x"]
         assert gradient.sum() == (-1.0 if reduction == "mean" else -4.0)
