@@ -1,8 +1,8 @@
 """The CPU engine against what one would otherwise call, one thread each: `python -m gradjury.bench.host_engine`.
 
 Products of `linear` at 512³ against numpy's BLAS; batchnorm backward at 64x64x32x32 and a GRU step's backward at batch 128,
-256 features and states against torch. A ratio is their time over ours in the same run. Our result is first held against double-double, in units of its scale: where
-that shows more than rounding, no speed is reported.
+256 features and states against torch. A ratio is their time over ours in the same run. Our result is first held
+against double-double, in units of its scale: where that shows more than rounding, no speed is reported.
 """
 
 from __future__ import annotations
@@ -62,7 +62,11 @@ def measure() -> Iterator[Line]:
 
 def _products(engine: HostEngine, rng: np.random.Generator, dtype: str) -> Iterator[Line]:
     a, b = (rng.standard_normal((512, 512)).astype(dtype) for _ in range(2))
-    forms = (("x·Wᵀ", False, True, lambda: a @ b.T), ("dY·W", False, False, lambda: a @ b), ("dYᵀ·x", True, False, lambda: a.T @ b))
+    forms = (
+        ("x·Wᵀ", False, True, lambda: a @ b.T),
+        ("dY·W", False, False, lambda: a @ b),
+        ("dYᵀ·x", True, False, lambda: a.T @ b),
+    )
     for name, left, right, theirs in forms:
 
         def run(scalar: str, left: bool = left, right: bool = right) -> Any:
@@ -71,7 +75,7 @@ def _products(engine: HostEngine, rng: np.random.Generator, dtype: str) -> Itera
             return k, lambda: k.matmul(*given, transpose_a=left, transpose_b=right)
 
         k, ours = run(dtype)
-        error = _error(k, ours(), *(run(s)[1]() for s in ("double-double", "spread")), dtype)
+        error = _error(k, ours(), run("double-double")[1](), run("spread")[1](), dtype)
         yield Line(f"linear {name} 512³ / numpy", dtype, *_times(ours, theirs), error)
 
 
@@ -81,7 +85,8 @@ def _batchnorm(engine: HostEngine, rng: np.random.Generator, dtype: str, torch: 
 
 
 def _gru(engine: HostEngine, rng: np.random.Generator, dtype: str, torch: Any) -> Line:
-    shapes = {"x": (128, 256), "h": (128, 256), "weight_ih": (768, 256), "weight_hh": (768, 256), "bias_ih": (768,), "bias_hh": (768,)}
+    weights = {"weight_ih": (768, 256), "weight_hh": (768, 256), "bias_ih": (768,), "bias_hh": (768,)}
+    shapes = {"x": (128, 256), "h": (128, 256), **weights}
     inputs = {name: rng.uniform(-0.1, 0.1, shape) for name, shape in shapes.items()}
     return _op(engine, "gru_step", inputs, rng.standard_normal((128, 256)), dtype, torch, "B=128, H=256")
 
@@ -107,7 +112,8 @@ def _op(
     k, ours = prepared(dtype)
     exact, spread = prepared("double-double")[1](), prepared("spread")[1]()
     error = max(_error(k, found, exact[slot], spread[slot], dtype) for slot, found in ours().items())
-    tensors = {slot: torch.tensor(rounded[slot], requires_grad=True) if slot in rounded else None for slot in (s.name for s in op.inputs)}
+    tensors: dict[str, Any] = {slot.name: None for slot in op.inputs}
+    tensors |= {slot: torch.tensor(value, requires_grad=True) for slot, value in rounded.items()}
     out = op.torch(torch, tensors, attributes)[op.outputs[0]]
     leaves = [tensors[slot] for slot in inputs]
     given = torch.tensor(flow)
@@ -136,7 +142,8 @@ def main() -> None:
     """Prints the table; says nothing of speed where a result is wrong."""
     print(f"{'':44s} {'dtype':8s} {'ours ms':>8s} {'theirs ms':>9s} {'ratio':>6s}  error/(u√V)")
     for line in measure():
-        speed = f"{line.ours * 1e3:8.2f} {line.theirs * 1e3:9.2f} {line.ratio:6.2f}" if line.error < WORST else "   wrong: no speed is reported"
+        speed = f"{line.ours * 1e3:8.2f} {line.theirs * 1e3:9.2f} {line.ratio:6.2f}"
+        speed = speed if line.error < WORST else "   wrong: no speed is reported"
         print(f"{line.what:44s} {line.dtype:8s} {speed}  {line.error:.2f}")
 
 

@@ -60,7 +60,8 @@ class Kernels:
         rows, size = shape[0], int(np.prod(shape[1:], dtype=np.int64))
         place = np.arange(size, dtype=np.uint64) + np.uint64(self._inputs << 40)
         keys = (place * np.uint64(0x9E3779B97F4A7C15)) & np.uint64(0xFFFFFFFFFFFF0000)
-        return (keys[None] | np.arange(1, rows + 1, dtype=np.uint64)[:, None]).reshape(shape)
+        replicas = np.arange(1, rows + 1, dtype=np.uint64)[:, None]
+        return np.asarray(keys[None] | replicas).reshape(shape)
 
     def integers(self, values: np.ndarray) -> Any:
         """Integers (targets, indices, lengths) on the engine."""
@@ -174,7 +175,8 @@ class Kernels:
 
     def column_sum(self, y: Tensor) -> Tensor:
         """(cases, M, N) -> (cases, N)."""
-        return self.sum_middle(y, y.cases, *y.shape, shape=y.shape[1:])
+        rows, columns = y.shape
+        return self.sum_middle(y, y.cases, rows, columns, (columns,))
 
     def sum_axes(self, x: Tensor, axes: Sequence[int], *, keepdims: bool = False) -> Tensor:
         """Sums over `axes` (of one case), neighbouring ones at once."""

@@ -18,7 +18,10 @@ class Engine(Protocol):
     """Runs kernels. `xp` is the array module (numpy or cupy) that owns its memory."""
 
     name: str
-    xp: Any
+
+    @property
+    def xp(self) -> Any:
+        """The array module."""
 
     def launch(
         self,

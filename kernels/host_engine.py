@@ -26,7 +26,10 @@ class HostEngine:
     """Runs kernels on the CPU, on all cores unless `set_threads` says otherwise."""
 
     name = "host"
-    xp: Any = np
+
+    @property
+    def xp(self) -> Any:
+        return np
 
     def __init__(self) -> None:
         self._kernels: dict[tuple[str, str], int] = {}

@@ -66,7 +66,7 @@ def check(
 
 
 @app.command()
-def verify(  # noqa: PLR0917 (the options of a command)
+def verify(
     cases: Annotated[list[Path], typer.Argument(metavar="CASE…", help="Case files, .npz or .safetensors.")],
     witness: Annotated[
         list[str] | None,

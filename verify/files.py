@@ -171,7 +171,7 @@ def _read_safetensors(stream: IO[bytes], path: Path) -> Parts:
 
     _check_memory(path, os.fstat(stream.fileno()).st_size)
     data = stream.read()
-    tensors: list[tuple[str, dict[str, Any]]] = deserialize(data)  # checks header, offsets and sizes
+    tensors: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]  # checks header, offsets and sizes
     (length,) = struct.unpack("<Q", data[:8])
     metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
     if JSON_ENTRY not in metadata:

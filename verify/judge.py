@@ -26,7 +26,7 @@ class Judgement:
     forward: dict[str, Table] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     failures: list[dict[str, str]] = field(default_factory=list)
-    audit: Audit = Audit(None)
+    audit: Audit = field(default_factory=lambda: Audit(None))
     by_vote_alone: bool = False
     notes: list[str] = field(default_factory=list)
 
@@ -62,7 +62,8 @@ def judge_case(
     """Judges every testimony of `case`, recorded or live.
 
     `live`: witnesses to run now, such as `torch` or `old=paddle:/path/to/python`. `strict`: low precision makes a
-    witness wrong. `identities` and `failures`: of witnesses that were called before. Raises CaseError if the case contradicts itself, EngineMissing if no engine can run the kernels.
+    witness wrong. `identities` and `failures`: of witnesses that were called before. Raises CaseError if the case
+    contradicts itself, EngineMissing if no engine can run the kernels.
     """
     called: dict[str, Any] = dict(identities or {})
     failed = list(failures)

@@ -8,7 +8,6 @@ import numpy as np
 
 from gradjury.verify.reference import Exact, Reference
 
-
 TYPICAL = 0.45  # rms of a rounding error, in units of u times its scale (docs/numerics.md)
 
 
@@ -71,7 +70,7 @@ class Measurement:
     def outside(self) -> np.ndarray:
         """Mask of the elements over the line."""
         with np.errstate(invalid="ignore"):
-            return ~(np.abs(self.error) <= self.budget)
+            return np.asarray(~(np.abs(self.error) <= self.budget))
 
 
 def measure(

@@ -57,7 +57,7 @@ class Exact:
     def difference(self, x: np.ndarray) -> np.ndarray:
         """`x` minus the reference, float64, without losing the low part; NaN where that is undefined."""
         with np.errstate(invalid="ignore", over="ignore"):
-            return (np.asarray(x, np.float64) - self.high) - (0.0 if self.low is None else self.low)
+            return np.asarray((np.asarray(x, np.float64) - self.high) - (0.0 if self.low is None else self.low))
 
 
 def confidence(elements: int) -> float:
@@ -164,10 +164,10 @@ class Reference:
 
     def scale(self, key: str, *, forward: bool = False, replicas: bool = False) -> np.ndarray:
         """√V per element, in units of the unit roundoff; with `replicas` the larger of both estimates."""
-        propagated = np.sqrt(self._variance(key, forward))
+        propagated: np.ndarray = np.sqrt(self._variance(key, forward))
         if not replicas:
             return propagated
-        return np.maximum(propagated, np.sqrt(3) * self._replica_deviation[_slot(key, forward)])
+        return np.asarray(np.maximum(propagated, np.sqrt(3) * self._replica_deviation[_slot(key, forward)]))
 
     def bound(self, key: str, *, forward: bool = False, replicas: bool = False) -> np.ndarray:
         """B of NUMERICS section 1 with its allowance for the reference's own rounding, without τ."""
@@ -243,7 +243,8 @@ class Reference:
         """Whether rounding alone can turn the reference's active units into these."""
         for node, mask in masks.items():
             flipped = mask != self.active_units[node]
-            if flipped.any() and (node not in self._undecided or (self._undecided[node].undecided[flipped] == 0).any()):
+            doubt = self._undecided[node].undecided if node in self._undecided else None
+            if flipped.any() and (doubt is None or (doubt[flipped] == 0).any()):
                 return False
         return True
 
@@ -255,7 +256,7 @@ class Reference:
         run, back = self._spread
         tensor = run.values[key] if forward else back.get(key)
         assert isinstance(tensor, Tensor)
-        return np.asarray(total_variance(tensor))[0]
+        return np.asarray(total_variance(tensor)[0])
 
     @cached_property
     def _replica_deviation(self) -> dict[str, np.ndarray]:
@@ -317,7 +318,7 @@ class Reference:
         return Exact(data[..., 0], data[..., 1]) if tensor.scalar.components == 2 else Exact(data)
 
     def _primal(self, tensor: Tensor) -> np.ndarray:
-        return self._primal_rows(tensor)[0]
+        return np.asarray(self._primal_rows(tensor)[0])
 
     def _primal_rows(self, tensor: Tensor) -> np.ndarray:
         data = _host(tensor.data)

@@ -68,7 +68,7 @@ def of_ladder(table: Table) -> Table:
     for key, fine in wide.items():
         coarse = narrow.get(key)
         if fine.verdict == "agrees":
-            for dtype, verdicts in settled.items():
+            for verdicts in settled.values():
                 if verdicts.get(key) is not None and _open(verdicts[key]):
                     verdicts[key] = replace(verdicts[key], verdict="agrees", why="")
         if fine.verdict == "wrong" and coarse is not None and coarse.verdict == "wrong" and _shrinks(coarse, fine):

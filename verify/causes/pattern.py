@@ -50,7 +50,9 @@ def _transposed(m: Measurement) -> tuple[str, str] | None:
 
 def _reversed(m: Measurement) -> tuple[str, str] | None:
     backward = m.testimony.ndim == 3 and len(m.testimony) > 1
-    return ("time.reversed", "in reversed order of time it is within the budget") if backward and _fits(m, m.testimony[::-1]) else None
+    if not backward or not _fits(m, m.testimony[::-1]):
+        return None
+    return "time.reversed", "in reversed order of time it is within the budget"
 
 
 def _scaled(m: Measurement) -> tuple[str, str] | None:
@@ -64,7 +66,7 @@ def _scaled(m: Measurement) -> tuple[str, str] | None:
 
 
 def _single_element(m: Measurement) -> tuple[str, str] | None:
-    outside = m.outside
+    outside = np.asarray(m.outside)
     if m.testimony.size == 1 or int(outside.sum()) != 1:
         return None
     index = tuple(int(i) for i in np.argwhere(outside)[0])
@@ -74,7 +76,7 @@ def _single_element(m: Measurement) -> tuple[str, str] | None:
 def _rows(m: Measurement) -> tuple[str, str] | None:
     if m.testimony.ndim < 2:
         return None
-    rows = m.outside.reshape(len(m.testimony), -1).any(axis=1)
+    rows = np.asarray(m.outside.reshape(len(m.testimony), -1).any(axis=1))
     count = int(rows.sum())
     if 2 * count > len(rows):
         return None

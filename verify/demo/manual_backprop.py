@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def network_case(batch: int = 64, seed: int = 0) -> Case:
     rng = np.random.default_rng(seed)
     values: dict[str, np.ndarray] = {"x": rng.standard_normal((batch, SIZES[0]))}
     graph, before = [], "x"
-    for i, (inside, out) in enumerate(zip(SIZES, SIZES[1:], strict=False), start=1):
+    for i, (inside, out) in enumerate(pairwise(SIZES), start=1):
         values |= _layer(rng, f"fc{i}", inside, out)
         values |= {f"bn{i}.weight": rng.uniform(0.5, 1.5, out), f"bn{i}.bias": rng.uniform(-0.5, 0.5, out)}
         values[f"mask{i}"] = (rng.random((batch, out)) >= RATE).astype(np.float64)

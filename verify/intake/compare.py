@@ -169,7 +169,7 @@ def _pair(step: int | None, first: Print, second: Print) -> Pair:
 
 def _fits(first: Print, second: Print) -> bool:
     sizes = [p.expected or len(p.values) for p in (first, second)]
-    return sizes[0] == sizes[1] or any(p.cut for p in (first, second)) and _size(first, second) == max(sizes)
+    return sizes[0] == sizes[1] or first.cut or second.cut
 
 
 def _size(first: Print, second: Print) -> int:

@@ -91,18 +91,18 @@ def parse(lines: Iterator[str] | list[str], source: str = "log") -> list[Print]:
     for number, line in enumerate(lines, start=1):
         if len(line) > LONGEST_LINE:
             raise LogError(f"{source}:{number}: a line of {len(line)} characters is no printed gradient")
-        line = line.rstrip("\n")
-        header = EVALUATOR.search(line) or FLUID.search(line)
+        text = line.rstrip("\n")
+        header = EVALUATOR.search(text) or FLUID.search(text)
         if header is not None:
             found += _finish(block, source)
             kind = "v1" if header.re is EVALUATOR else "fluid"
             block = _Block(kind, header.group(1), step, number)
-        elif block is not None and _fill(block, line):
+        elif block is not None and _fill(block, text):
             continue
         else:
             found += _finish(block, source)
             block = None
-            heading = HEADING.search(line)
+            heading = HEADING.search(text)
             step = int(heading.group(1)) if heading else step
     return found + _finish(block, source)
 
@@ -157,7 +157,7 @@ def _split_spaces(text: str) -> list[str]:
 
 def _joins(text: str, gutter: int) -> bool:
     """Whether every run of `gutter` spaces can be taken out and leave numbers no longer than the others."""
-    whole = [token for token in re.split(rf" {{{gutter}}}", text.strip())]
+    whole = re.split(rf" {{{gutter}}}", text.strip())
     joined = re.sub(rf"(?<=\S) {{{gutter}}}(?=\S)", "", text.strip()).split()
     longest = max((_significant(t) for part in whole for t in part.split()[1:-1] if NUMBER.fullmatch(t)), default=0)
     return all(NUMBER.fullmatch(t) and _significant(t) <= max(longest, 6) for t in joined)

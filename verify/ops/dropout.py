@@ -50,7 +50,8 @@ class Dropout(Op):
     def torch(self, torch: Any, x: Values, attributes: Mapping[str, Any]) -> dict[str, Any]:
         return {"y": x["x"] * x["mask"] / (1 - attributes["rate"]) if attributes["rate"] < 1 else x["x"] * 0}
 
-    paddle = torch
+    def paddle(self, paddle: Any, x: Values, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        return self.torch(paddle, x, attributes)
 
     def example(self, rng: np.random.Generator) -> Example:
         mask = (rng.random((5, 6)) >= 0.25).astype(np.float64)

@@ -164,7 +164,8 @@ class SquaredError(Op):
         reduced = squares if attributes["reduction"] == "none" else getattr(squares, attributes["reduction"])()
         return {"loss": reduced * attributes["factor"]}
 
-    paddle = torch
+    def paddle(self, paddle: Any, x: Values, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        return self.torch(paddle, x, attributes)
 
     def example(self, rng: np.random.Generator) -> Example:
         return Example({"y": rng.standard_normal((3, 4)), "target": rng.standard_normal((3, 4))}, {"factor": 0.5})

@@ -86,7 +86,7 @@ class Reshape(Movement):
 
     def index(self, shape: Shape, x: Values, attributes: Mapping[str, Any]) -> np.ndarray:
         try:
-            return _numbers(shape).reshape(attributes["shape"])
+            return np.asarray(_numbers(shape).reshape(attributes["shape"]))
         except (ValueError, TypeError):
             raise OpError(
                 f"attribute shape: {attributes['shape']} does not hold the elements of x of shape {shape}"

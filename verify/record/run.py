@@ -66,7 +66,8 @@ class Run:
                 close = get_close_matches(key, known, 3)
                 hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(sorted(known)[:8])}, …"
                 raise CaseError(f"{name}: the recorded step has no tensor {key!r}; {hint}")
-        said.gradients = {key: np.asarray(array, np.float64 if said.dtype == "float64" else None) for key, array in said.gradients.items()}
+        if said.dtype == "float64":  # lists and integers say nothing of a dtype
+            said.gradients = {key: np.asarray(array, np.float64) for key, array in said.gradients.items()}
         return replace(
             case,
             witnesses={**case.witnesses, name: Witness(name, layout=layout, absent=tuple(absent))},

@@ -23,7 +23,7 @@ def simplify(case: Case) -> Case:
         if found is not None:
             gone, dropout = found
             changed[node.name] = dropout
-            changed |= {name: None for name in gone}
+            changed |= dict.fromkeys(gone)
     graph = [changed.get(node.name, node) for node in case.graph]
     kept = [node for node in graph if node is not None]
     used = {name for node in kept for name in node.inputs.values()}

@@ -47,7 +47,7 @@ class Call:
     output_keys: list[int] = field(default_factory=list)
 
 
-class _Mode(TorchFunctionMode):
+class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not seen by mypy
     def __init__(self, capture: Capture) -> None:
         super().__init__()
         self.capture = capture
@@ -198,13 +198,15 @@ class Capture:
         if known is not None and made:
             self._count.setdefault(known.name, 1)
             name = self._fresh(known.name)
-            self.notes.append(f"{known.name} was changed in place through a view: it is {name} from there on, and its gradient is partial")
+            self.notes.append(
+                f"{known.name} was changed in place through a view: it is {name} from there on, and its gradient is partial"
+            )
             made = False
         else:
             kind = "input" if tensor.requires_grad or tensor.is_floating_point() else "index"
             name = self._fresh(known.name.split("#")[0] if known is not None else self._given.get(id(tensor), kind))
         if known is None and made:
-            self.notes.append(f"the graph enters at {name}: {tensor.grad_fn.name()} was not recorded")  # type: ignore[union-attr]
+            self.notes.append(f"the graph enters at {name}: {tensor.grad_fn.name()} was not recorded")
             made = False
         if known is not None and tensor.is_leaf and tensor.requires_grad:
             self.notes.append(f"{known.name} was updated between two uses: the second is {name}")

@@ -72,7 +72,8 @@ def _add_move(case: Case, capture: Capture, call: Call) -> bool:
     args, kwargs = mapped((call.args, call.kwargs), Ref, numbered)
     with torch.no_grad(), torch._C.DisableTorchFunction():
         moved = leaves(call.function(*args, **kwargs), torch.Tensor)
-    if not sources or len(sources) > JOINED or [tuple(m.shape) for m in moved] != [tuple(capture.values[o].shape) for o in call.outputs]:
+    shapes = [tuple(capture.values[output].shape) for output in call.outputs]
+    if not sources or len(sources) > JOINED or [tuple(m.shape) for m in moved] != shapes:
         return False
     source = next(iter(sources))
     if len(sources) > 1:
@@ -122,15 +123,15 @@ def _at(case: Case, tensor: torch.Tensor) -> Testimony:
 
 def _parts(case: Case, capture: Capture) -> dict[str, torch.Tensor]:
     """Each consumer's part of a gradient, where a tensor has several consumers, by part key."""
-    nodes = {node.name: node for node in case.graph}
+    nodes: dict[str, Node] = {node.name: node for node in case.graph}
     uses: dict[str, int] = {}
     for node in case.graph:
         for name in node.inputs.values():
             uses[name] = uses.get(name, 0) + 1
     found = {}
     for (name, call), by_argument in capture.parts.items():
-        node = nodes.get(call)
-        slots = [] if node is None else [slot for slot, tensor in node.inputs.items() if tensor == name]
+        consumer = nodes.get(call)
+        slots = [] if consumer is None else [slot for slot, tensor in consumer.inputs.items() if tensor == name]
         totals = [_total(by_argument[i]) for i in sorted(by_argument)]
         if uses.get(name, 0) < 2 or not slots:
             continue

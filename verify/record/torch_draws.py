@@ -17,7 +17,7 @@ MAY_DRAW = {
 Draw = tuple[str, list[torch.Tensor]]  # the op that drew, and what it returned
 
 
-class Draws(TorchDispatchMode):
+class Draws(TorchDispatchMode):  # type: ignore[misc]  # torch is not seen by mypy
     """Notes in `seen` what random ops return; or, given `play`, makes them return that again, in order."""
 
     def __init__(self, play: Sequence[Draw] | None = None) -> None:

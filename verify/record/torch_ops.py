@@ -13,11 +13,12 @@ from gradjury.verify.record.tree import Ref
 
 REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
 WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-MOVES = set(
-    "transpose t permute movedim swapaxes get_T get_mT view reshape flatten unflatten squeeze unsqueeze __getitem__ select narrow"
-    " chunk split unbind expand expand_as repeat stack cat concat hstack vstack flip roll contiguous clone index_select gather"
-    " view_as reshape_as diagonal tile ravel movedim".split()
-)
+MOVES = {
+    "transpose", "t", "permute", "movedim", "swapaxes", "get_T", "get_mT", "view", "reshape", "flatten", "unflatten", "squeeze",
+    "unsqueeze", "__getitem__", "select", "narrow", "chunk", "split", "unbind", "expand", "expand_as", "repeat", "stack", "cat",
+    "concat", "hstack", "vstack", "flip", "roll", "contiguous", "clone", "index_select", "gather", "view_as", "reshape_as",
+    "diagonal", "tile", "ravel",
+}  # fmt: skip
 
 
 @dataclass

@@ -17,7 +17,7 @@ KERNELS = "cuda"
 LIVE_DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
-class WitnessFailure(Exception):  # noqa: N818  (the word of the report, under `failures`)
+class WitnessFailure(Exception):
     """A witness that could not be run: never a verdict. `kind`: `import`, `crash`, `timeout` or `error`."""
 
     def __init__(self, kind: str, message: str) -> None:

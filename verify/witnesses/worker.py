@@ -148,9 +148,7 @@ def main(name: str, device: str) -> None:
         _answer(framework, sink, message, arrays)
 
 
-def _answer(
-    framework: Framework, sink: BinaryIO, message: Mapping[str, Any], arrays: Mapping[Label, np.ndarray]
-) -> None:
+def _answer(framework: Framework, sink: BinaryIO, message: Mapping[str, Any], arrays: Mapping[Label, np.ndarray]) -> None:
     try:
         if message.get("ask") != "evidence":
             raise protocol.ProtocolError(f"expected the request evidence, found {message.get('ask')!r}")

@@ -1,0 +1,1 @@
+../../src/gradjury/__init__.py

@@ -1,0 +1,1 @@
+../../src/gradjury/__main__.py
