@@ -61,7 +61,7 @@ constexpr int kSimdBytes = 0;
 constexpr int kSimdBytes = 0;
 #endif
 
-// Pairs lie apart, so that their parts are registers of their own. `put` writes one lane of a row of packs in memory.
+// Pairs lie apart, so that their parts are registers of their own.
 template <int W>
 struct Pack<dd, W> {
   Pack<double, W> hi, lo;
@@ -81,25 +81,18 @@ struct Pack<noisy, W> {
   GJ_MATH noisy get(int i) const { return make_noisy(v.get(i), key[i]); }
   GJ_MATH void set(int i, const noisy& x) { v.set(i, x.v), key[i] = x.key; }
 };
-template <class T, int W>
-GJ_MATH void put(Pack<T, W>* row, int n, const T& x) {
-  row[n / W].set(n % W, x);
-}
-#if !defined(GJ_DEVICE)
 template <int W>
-GJ_FN void put(Pack<float, W>* row, int n, const float& x) {
-  reinterpret_cast<float*>(row)[n] = x;
-}
-template <int W>
-GJ_FN void put(Pack<double, W>* row, int n, const double& x) {
-  reinterpret_cast<double*>(row)[n] = x;
-}
-template <int W>
-GJ_FN void put(Pack<dd, W>* row, int n, const dd& x) {
-  reinterpret_cast<double*>(&row[n / W].hi)[n % W] = x.hi;
-  reinterpret_cast<double*>(&row[n / W].lo)[n % W] = x.lo;
-}
-#endif
+struct Pack<bound, W> {
+  Pack<double, W> v, deviation;
+  GJ_MATH bound get(int i) const { return make_bound(v.get(i), deviation.get(i)); }
+  GJ_MATH void set(int i, const bound& x) { v.set(i, x.v), deviation.set(i, x.deviation); }
+};
+template <class R, int W>
+struct Pack<dual<R>, W> {
+  Pack<R, W> v, d;
+  GJ_MATH dual<R> get(int i) const { return make_dual(v.get(i), d.get(i)); }
+  GJ_MATH void set(int i, const dual<R>& x) { v.set(i, x.v), d.set(i, x.d); }
+};
 
 // The widest pack of T that is one register; 1 where there are none.
 template <class T>
@@ -180,6 +173,15 @@ GJ_MATH Pack<dd, W> fma_(const Pack<dd, W>& a, const Pack<dd, W>& b, const Pack<
   dd_multiply(a.hi, a.lo, b.hi, b.lo, p.hi, p.lo);
   dd_add(p.hi, p.lo, c.hi, c.lo, r.hi, r.lo);
   return r;
+}
+template <class R, int W>
+GJ_MATH Pack<dual<R>, W> fma_(const Pack<dual<R>, W>& a, const Pack<dual<R>, W>& b, const Pack<dual<R>, W>& c) {
+  return {fma_(a.v, b.v, c.v), fma_(a.v, b.d, fma_(a.d, b.v, c.d))};
+}
+template <int W>
+GJ_MATH Pack<bound, W> fma_(const Pack<bound, W>& a, const Pack<bound, W>& b, const Pack<bound, W>& c) {
+  const Pack<double, W> crossed = absolute(a.v) * b.deviation + absolute(b.v) * a.deviation;
+  return {a.v * b.v + c.v, crossed + a.deviation * b.deviation + c.deviation};
 }
 
 // W neighbouring values from memory, of which `left` exist; the rest read as zero.
