@@ -13,9 +13,6 @@ from gradjury.kernels.engine import Engine
 from gradjury.kernels.scalars import Scalar
 from gradjury.kernels.tensor import Tensor
 
-MATMUL_TILE = 32  # rows and columns of C a block may be worth starting for
-MOST_BLOCKS = 4096
-
 
 class Kernels:
     """Kernels of one engine at one scalar, under one assumption about arithmetic.
@@ -24,9 +21,7 @@ class Kernels:
     fresh results start as NaN, so that an element no kernel writes shows.
     """
 
-    def __init__(
-        self, engine: Engine, scalar: Scalar, arithmetic: Arithmetic = Arithmetic(), *, poison: bool = False
-    ) -> None:
+    def __init__(self, engine: Engine, scalar: Scalar, arithmetic: Arithmetic = Arithmetic(), *, poison: bool = False) -> None:
         self.engine, self.scalar, self.arithmetic, self.poison = engine, scalar, arithmetic, poison
         self.xp = engine.xp
         self._inputs = 0
@@ -149,21 +144,20 @@ class Kernels:
         bias: Tensor | None = None,
         start: Tensor | None = None,
     ) -> Tensor:
-        """op(a)·op(b) (+ bias per row) (+ start): a (cases, M, K), b (cases, K, N), bias (cases, N), start (cases, M, N)."""
+        """op(a)·op(b) (+ bias per row) (+ start): a (cases, M, K), b (cases, K, N), bias (cases, N), start (cases, M, N).
+
+        Raises ValueError where the shapes do not belong together.
+        """
         rows, depth = a.shape[::-1] if transpose_a else a.shape
-        columns = b.shape[0] if transpose_b else b.shape[1]
+        inner, columns = b.shape[::-1] if transpose_b else b.shape
+        if inner != depth or b.cases != a.cases:
+            raise ValueError(f"matmul: {a.cases} cases of {rows}×{depth} and {b.cases} cases of {inner}×{columns}")
         c = self.empty(a.cases, (rows, columns))
         if rows * columns * a.cases:
-            tiles = -(-rows // MATMUL_TILE) * -(-columns // MATMUL_TILE)
-            self.launch(
-                "matmul",
-                (min(tiles, MOST_BLOCKS), 1, min(a.cases, MOST_BLOCKS)),
-                self.engine.matmul_threads(),
-                *(a.cases, rows, columns, depth),
-                *(a, *((1, rows) if transpose_a else (depth, 1))),
-                *(b, *((1, depth) if transpose_b else (columns, 1))),
-                *(bias, start, c),
-            )
+            grid, block = self.engine.matmul_launch(a.cases, rows, columns, depth)
+            left = (a, 1, rows) if transpose_a else (a, depth, 1)
+            right = (b, 1, depth) if transpose_b else (b, columns, 1)
+            self.launch("matmul", grid, block, a.cases, rows, columns, depth, *left, *right, bias, start, c)
         return replace(c, length=depth)
 
     def sum_middle(self, x: Tensor, outer: int, count: int, inner: int, shape: Sequence[int]) -> Tensor:

@@ -20,6 +20,8 @@ from gradjury.kernels.scalars import Scalar
 
 OPTIONS = ("-std=c++17", "-fmad=false")
 THREADS = 256
+MATMUL_TILE = 32  # rows and columns of the smallest tile of the matmul kernel
+MOST_TILES = 4096
 DECLARED = re.compile(r"^GJ_(FORWARD_)?KERNEL\((\w+)\)", re.MULTILINE)
 ONLY_AT = {"spread": ("batchnorm_spread_forward", "batchnorm_spread_backward")}  # kernels/host/kernels.cpp
 
@@ -116,8 +118,9 @@ class CupyEngine:
     def reduction_threads(self, scalar: Scalar) -> int:
         return THREADS if scalar.splits_sums else 1
 
-    def matmul_threads(self) -> int:
-        return 256
+    def matmul_launch(self, cases: int, rows: int, columns: int, depth: int) -> tuple[tuple[int, int, int], int]:
+        tiles = -(-rows // MATMUL_TILE) * -(-columns // MATMUL_TILE)
+        return (min(tiles, MOST_TILES), 1, min(cases, MOST_TILES)), THREADS
 
     def _function(self, kernel: str, scalar: Scalar) -> Any:
         start = f"gradjury::{kernel}<"

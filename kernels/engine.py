@@ -40,8 +40,8 @@ class Engine(Protocol):
     def reduction_threads(self, scalar: Scalar) -> int:
         """Threads of a block that share one reduction."""
 
-    def matmul_threads(self) -> int:
-        """Threads a block of the matmul kernel."""
+    def matmul_launch(self, cases: int, rows: int, columns: int, depth: int) -> tuple[tuple[int, int, int], int]:
+        """Grid and threads a block of the matmul kernel, for results of rows×columns that are sums of `depth` products."""
 
 
 @cache

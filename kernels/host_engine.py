@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from gradjury.kernels.scalars import Scalar
 
 LIBRARY = {"darwin": "libgradjury_cpu.dylib", "win32": "gradjury_cpu.dll"}.get(sys.platform, "libgradjury_cpu.so")
 CHUNK = 4096  # elements below which a second block does not pay
+MATMUL_CHUNK = 1 << 18  # products below which it does not
 MOST_BLOCKS = 64
 
 
@@ -39,9 +41,7 @@ class HostEngine:
     def _library(self) -> ctypes.CDLL:
         path = next((p for folder in gradjury.kernels.__path__ if (p := Path(folder) / LIBRARY).exists()), None)
         if path is None:
-            raise EngineMissing(
-                "the CPU engine is missing: install a C++ compiler (g++ or clang++), then reinstall gradjury"
-            )
+            raise EngineMissing("the CPU engine is missing: install a C++ compiler (g++ or clang++), then reinstall gradjury")
         library = ctypes.CDLL(str(path))
         library.gradjury_kernel.restype = ctypes.c_void_p
         library.gradjury_kernel.argtypes = [ctypes.c_char_p]
@@ -79,10 +79,8 @@ class HostEngine:
             if address is None:
                 raise KeyError(f"no kernel {name}")
             self._kernels[kernel, scalar.cpp] = address
-        slots = b"".join(_slot(argument) for argument in arguments)
-        self._library.gradjury_launch(
-            address, struct.pack("3I", *grid), struct.pack("3I", block, 1, 1), slots, arithmetic.packed
-        )
+        slots = struct.pack(f"<{len(arguments)}q", *map(_slot, arguments))
+        self._library.gradjury_launch(address, struct.pack("3I", *grid), struct.pack("3I", block, 1, 1), slots, arithmetic.packed)
 
     def threads(self, total: int) -> tuple[int, int]:
         return max(1, min(MOST_BLOCKS, total // CHUNK)), 1
@@ -90,17 +88,23 @@ class HostEngine:
     def reduction_threads(self, scalar: Scalar) -> int:
         return 1
 
-    def matmul_threads(self) -> int:
-        return 128
+    def matmul_launch(self, cases: int, rows: int, columns: int, depth: int) -> tuple[tuple[int, int, int], int]:
+        worthwhile = cases * rows * columns * depth // MATMUL_CHUNK
+        blocks = max(1, min(2 * (os.cpu_count() or 1), worthwhile))
+        along_cases = min(cases, blocks)
+        return (blocks // along_cases, 1, along_cases), 1
 
 
-def _slot(argument: Any) -> bytes:
+def _slot(argument: Any) -> int:
+    """The 8 bytes of a kernel's argument, as a number."""
+    if type(argument) is int:
+        return argument
     if argument is None:
-        return bytes(8)
+        return 0
     if isinstance(argument, float):
-        return struct.pack("<d", argument)
+        return int(struct.unpack("<q", struct.pack("<d", argument))[0])
     if isinstance(argument, (int, np.integer)):
-        return struct.pack("<q", int(argument))
+        return int(argument)
     if not argument.flags.c_contiguous:
         raise ValueError("kernels take contiguous arrays")
-    return struct.pack("<Q", argument.ctypes.data)
+    return int(argument.ctypes.data)

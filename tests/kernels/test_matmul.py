@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guards import FORWARD, Guarded, fused, nearest, rest, same_bits_however_launched, whole_numbers
+from guards import FORWARD, Guarded, fused, launches, nearest, rest, same_bits_however_launched, whole_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import exact_numbers, excess, float32_values
@@ -95,9 +95,7 @@ def test_bias_and_start(size: tuple[int, int, int], scalar: str) -> None:
 @pytest.mark.parametrize(("scalar", "bits"), [("float32", 24), ("float64", 53)])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("size", [(2, 19, 40), (13, 35, 37)])
-def test_every_step_rounds_once_and_in_order(
-    size: tuple[int, int, int], form: tuple[bool, bool], scalar: str, bits: int
-) -> None:
+def test_every_step_rounds_once_and_in_order(size: tuple[int, int, int], form: tuple[bool, bool], scalar: str, bits: int) -> None:
     """An element is one chain of fused multiply-adds from k = 0 on, whatever the path taken; a bias comes after it."""
     M, N, K = size
     rng = np.random.default_rng(2)
@@ -187,9 +185,7 @@ def test_low_precision(storage: int, accumulator: int, toward_zero: int) -> None
     """Operands to 11 bits, running sums to `accumulator`, the result to `storage`; 0: not rounded."""
     rng = np.random.default_rng(7)
     a, b = float32_values(rng, 1, 3, 21), float32_values(rng, 1, 21, 33)
-    settings = Arithmetic(
-        operand_bits=11, operand_toward_zero=toward_zero, accumulator_bits=accumulator, storage_bits=storage
-    )
+    settings = Arithmetic(operand_bits=11, operand_toward_zero=toward_zero, accumulator_bits=accumulator, storage_bits=storage)
 
     def narrowed(x: float) -> float:
         mantissa, exponent = np.frexp(x)
@@ -335,13 +331,29 @@ def test_bits_do_not_depend_on_threads(size: tuple[int, int, int], form: tuple[b
     assert same_bits_however_launched(lambda: k.matmul(left, right, transpose_a=form[0], transpose_b=form[1]))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 32])
 @pytest.mark.parametrize("grid", [(1, 1, 1), (3, 1, 2), (50, 1, 7)])
-def test_any_grid(grid: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("scalar", ["float32", "double-double", "spread"])
+def test_any_launch(scalar: str, grid: tuple[int, int, int], threads: int) -> None:
+    """Many threads a block share what is in shared memory: a missing barrier would read NaN."""
     rng = np.random.default_rng(14)
-    a, b = whole_numbers(rng, 3, 200, 9), whole_numbers(rng, 3, 9, 300)
-    k = Guarded("float32")
-    c = k.empty(3, (200, 300))
-    places = (k.tensor(a), 9, 1, k.tensor(b), 300, 1, None, None, c)
-    k.launch("matmul", grid, k.engine.matmul_threads(), 3, 200, 300, 9, *places)
-    np.testing.assert_array_equal(k.values(c), a @ b)
+    a, b = whole_numbers(rng, 3, 200, 300), whole_numbers(rng, 3, 300, 270)
+    k = Guarded(scalar)
+    c = k.empty(3, (200, 270))
+    places = (k.tensor(a), 300, 1, k.tensor(b), 270, 1, None, None, c)
+    for seed in (-1, 5):
+        c.data[...] = np.nan
+        with launches(seed=seed):
+            k.launch("matmul", grid, threads, 3, 200, 270, 300, *places)
+        np.testing.assert_array_equal(k.values(c), a @ b)
     assert k.intact()
+
+
+def test_shapes_that_do_not_belong_together() -> None:
+    k = Guarded("float32")
+    three, four = k.tensor(np.ones((2, 3, 3))), k.tensor(np.ones((2, 4, 3)))
+    with pytest.raises(ValueError, match="2 cases of 3×3 and 2 cases of 4×3"):
+        k.matmul(three, four)
+    with pytest.raises(ValueError, match="1 cases"):
+        k.matmul(three, k.tensor(np.ones((1, 3, 3))))
+    assert k.matmul(three, four, transpose_b=True).shape == (3, 4)
