@@ -9,12 +9,13 @@ from fractions import Fraction
 import mpmath
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from gradjury.kernels.arithmetic import Arithmetic
 from gradjury.kernels.calls import Kernels
 from gradjury.kernels.engine import engine
 from gradjury.kernels.scalars import SCALARS
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 mpmath.mp.prec = 1200  # exp(-|x|) next to 1 must still show at |x| = 745
 
@@ -223,6 +224,11 @@ def dual_exact(scalar: str, result: np.ndarray) -> tuple[mpmath.mpf, mpmath.mpf]
     return exact(result[:2]), exact(result[2:])
 
 
+def _clear_of_underflow(pair: tuple[float, float]) -> bool:
+    """A product's error term must not underflow: the quotient by a tiny value would show it."""
+    return pair[0] == 0 or abs(pair[0]) > 1e-100
+
+
 @pytest.mark.parametrize("kernel", SLOPES)
 @pytest.mark.parametrize("scalar", DUAL_ERROR)
 def test_dual_function(scalar: str, kernel: str) -> None:
@@ -230,7 +236,7 @@ def test_dual_function(scalar: str, kernel: str) -> None:
     low = max(low, 1e-90) if low > 0 else low
 
     @settings(max_examples=40, deadline=None)
-    @given(st.lists(st.tuples(pairs(low, high), pairs(-10, 10)), min_size=1, max_size=16))
+    @given(st.lists(st.tuples(pairs(low, high), pairs(-10, 10).filter(_clear_of_underflow)), min_size=1, max_size=16))
     def property_holds(points: list[tuple[tuple[float, float], tuple[float, float]]]) -> None:
         results = apply(kernel, scalar, np.array([dual_parts(scalar, v, d) for v, d in points]))
         for (value, direction), result in zip(points, results, strict=True):
