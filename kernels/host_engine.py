@@ -22,6 +22,7 @@ LIBRARY = {"darwin": "libgradjury_cpu.dylib", "win32": "gradjury_cpu.dll"}.get(s
 CHUNK = 4096  # elements below which a second block does not pay
 MATMUL_CHUNK = 1 << 18  # products below which it does not
 MOST_BLOCKS = 64
+CORES = os.cpu_count() or 1
 
 
 class HostEngine:
@@ -90,7 +91,7 @@ class HostEngine:
 
     def matmul_launch(self, cases: int, rows: int, columns: int, depth: int) -> tuple[tuple[int, int, int], int]:
         worthwhile = cases * rows * columns * depth // MATMUL_CHUNK
-        blocks = max(1, min(2 * (os.cpu_count() or 1), worthwhile))
+        blocks = max(1, min(2 * CORES, worthwhile))
         along_cases = min(cases, blocks)
         return (blocks // along_cases, 1, along_cases), 1
 
