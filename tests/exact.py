@@ -67,6 +67,8 @@ def _function(value: Any, slope: Any) -> Any:
 tanh = _function(mp.tanh, lambda x, y: 1 - y * y)
 sigmoid = _function(lambda x: 1 / (1 + mp.exp(-x)), lambda x, y: y * (1 - y))
 relu = _function(lambda x: max(x, mpf(0)), lambda x, y: mpf(x > 0))
+exp = _function(mp.exp, lambda x, y: y)
+log = _function(mp.log, lambda x, y: 1 / x)
 rsqrt = _function(lambda x: 1 / mp.sqrt(x), lambda x, y: -y / (2 * x))
 
 

@@ -72,10 +72,11 @@ def run(
     tangents: Mapping[str, np.ndarray] | None = None,
     others: np.random.Generator | None = None,
     place: int = 0,
+    only: set[str] | None = None,
 ) -> Run:
     """The op forward, and backward where the scalar has a backward, over `cases` equal cases.
 
-    `others`: all cases but that at `place` get other values, drawn from it.
+    `others`: all cases but that at `place` get other values, drawn from it. `only`: the gradients wanted; None: all.
     """
     integers = {slot.name for slot in op.inputs if slot.integer}
 
@@ -96,7 +97,7 @@ def run(
         return Run(k, outputs, {})
     flow = {name: k.tensor(spread_out(upstream[name])) if name in upstream else None for name in op.outputs}
     wanted = {slot.name for slot in op.inputs if slot.differentiable and slot.name in inputs}
-    return Run(k, outputs, op.backward(k, x, complete, saved, flow, wanted))
+    return Run(k, outputs, op.backward(k, x, complete, saved, flow, wanted if only is None else only))
 
 
 Formula = Callable[..., dict[str, np.ndarray]]

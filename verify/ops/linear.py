@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -30,7 +31,7 @@ class Linear(Op):
         return {"y": (*x[:-1], weight[0])}
 
     def forward(self, k: Kernels, x: Values, attributes: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:
-        rows = x["x"].reshape(-1, x["x"].shape[-1])
+        rows = _rows(x["x"])
         y = k.matmul(rows, x["weight"], transpose_b=True, bias=x["bias"])
         return {"y": y.reshape(*x["x"].shape[:-1], x["weight"].shape[0])}, None
 
@@ -45,17 +46,14 @@ class Linear(Op):
     ) -> dict[str, Tensor]:
         flow = upstream["y"]
         assert flow is not None
-        modes = _rows_of_modes(flow)
-        whole = flatten(flow).reshape(-1, flow.shape[-1])
-        own = flow.reshape(-1, flow.shape[-1])
-        rows = x["x"].reshape(-1, x["x"].shape[-1])
-        found: dict[str, Tensor] = {}
+        rows, found = _rows(x["x"]), {}
         if "x" in wanted:
-            found["x"] = replace(k.matmul(whole, x["weight"]).reshape(*x["x"].shape), length=x["weight"].shape[0])
+            found["x"] = _input_gradient(k, flow, x["weight"], x["x"].shape)
         if "weight" in wanted:
-            found["weight"] = _with_modes(k, k.matmul(own, rows, transpose_a=True), modes, rows)
+            own = k.matmul(_rows(flow), rows, transpose_a=True)
+            found["weight"] = _with_modes(k, own, flow, x["x"])
         if "bias" in wanted:
-            found["bias"] = _with_modes(k, k.column_sum(own), modes, None)
+            found["bias"] = _with_modes(k, k.column_sum(_rows(flow)), flow, None)
         return found
 
     def torch(self, torch: Any, x: Values, attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,24 +68,52 @@ class Linear(Op):
         )
 
 
-def _rows_of_modes(flow: Tensor) -> tuple[Mode, ...]:
-    """Modes of a (rows, channels) gradient; with more axes they are left to `flatten`."""
-    return flow.modes if len(flow.shape) == 2 else ()
+def _rows(x: Tensor) -> Tensor:
+    """All leading axes as one."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-def _with_modes(k: Kernels, gradient: Tensor, modes: tuple[Mode, ...], rows: Tensor | None) -> Tensor:
-    """Adds to a parameter's variance what is common to a channel: (Σ_i X_id·direction_ic)²·variance_c, X = 1 for a bias."""
-    if not modes:
+def _input_gradient(k: Kernels, flow: Tensor, weight: Tensor, shape: Shape) -> Tensor:
+    """dy·W. What is common to a channel: channels of (rows, channels) are mixed; any others stay apart, direction·W."""
+    if len(shape) <= 2 or not flow.modes:
+        return replace(k.matmul(_rows(flatten(flow)), weight).reshape(*shape), length=weight.shape[0])
+    plain = Kernels(k.engine, SCALARS["float64"])
+    values = Tensor(k.xp.ascontiguousarray(weight.data[..., 0]), plain.scalar)
+    dx = k.matmul(_rows(flow), weight).reshape(*shape)
+    modes = []
+    for mode in flow.modes:
+        direction = plain.matmul(_rows(Tensor(mode.direction, plain.scalar)), values)
+        modes.append(Mode(direction.reshape(*shape).data, mode.variance, included=False))
+    return replace(dx, length=weight.shape[0], modes=tuple(modes))
+
+
+def _with_modes(k: Kernels, gradient: Tensor, flow: Tensor, x: Tensor | None) -> Tensor:
+    """Adds to a parameter's variance what is common to a channel: Σ_c (Σ_i X_id·direction_io)²·variance_c, i in channel c.
+
+    X is 1 for a bias. Of (rows, channels) each output o is a channel; with more axes the channels are axis 1.
+    """
+    if not flow.modes:
         return gradient
     plain = Kernels(k.engine, SCALARS["float64"])
     data = gradient.data.copy()
-    for mode in modes:
-        direction = Tensor(mode.direction, plain.scalar)
-        if rows is None:
-            reach = plain.column_sum(direction).data
-            data[..., 1] += reach**2 * mode.variance
+    ones = plain.xp.ones((*flow.data.shape[:-2], 1))
+    values = Tensor(ones if x is None else x.data[..., 0], plain.scalar)
+    for mode in flow.modes:
+        direction, variance = Tensor(mode.direction, plain.scalar), mode.variance[..., None]
+        if len(flow.shape) == 2:
+            found = plain.matmul(direction, _contiguous(k, values), transpose_a=True).data ** 2 * variance
         else:
-            values = Tensor(k.xp.ascontiguousarray(rows.data[..., 0]), plain.scalar)
-            reach = plain.matmul(direction, values, transpose_a=True).data
-            data[..., 1] += reach**2 * mode.variance[..., None]
+            reach = plain.matmul(_by_channel(k, direction), _by_channel(k, values), transpose_a=True).data
+            found = (reach.reshape(*mode.variance.shape, *reach.shape[1:]) ** 2 * variance[..., None]).sum(1)
+        data[..., 1] += found.reshape(data[..., 1].shape)
     return replace(gradient, data=data)
+
+
+def _contiguous(k: Kernels, x: Tensor) -> Tensor:
+    return replace(x, data=k.xp.ascontiguousarray(x.data))
+
+
+def _by_channel(k: Kernels, x: Tensor) -> Tensor:
+    """Numbers (cases, n, channels, …, last) as one matrix (n·…, last) a case and channel."""
+    data = k.xp.ascontiguousarray(k.xp.moveaxis(x.data, 2, 1))
+    return replace(x, data=data.reshape(-1, math.prod(data.shape[2:-1]), data.shape[-1]))
