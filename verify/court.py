@@ -96,20 +96,24 @@ class Court:
             self._references[key] = self.make(self.case, statement.dtype, masks=masks, assumptions=taken)
         return self._references[key]
 
-    def measure(self, statement: Statement, key: str, reference: Reference | None = None) -> Measurement | None:
-        """Holds one gradient of `statement` against its reference (or against `reference`).
+    def fits(self, statement: Statement, key: str, hypothesis: Reference) -> Measurement | None:
+        """Holds one gradient of `statement` against a hypothesis, under the lower bound of the budget alone."""
+        array = statement.gradients[key]
+        return measure(hypothesis, key, array, printed=statement.printed(array), replicas=False)
+
+    def measure(self, statement: Statement, key: str) -> Measurement | None:
+        """Holds one gradient of `statement` against its reference.
 
         Where it recorded no forward, another's branches at the kinks are tried first: rounding allows them, and what is
         right under them needs no allowance for undecided ones.
         """
         array = statement.gradients[key]
         printed = statement.printed(array)
-        if reference is None:
-            for borrowed in self._borrowed(statement):
-                found = measure(borrowed, key, array, printed=printed)
-                if found is not None and found.within:
-                    return found
-        return measure(reference or self.reference_for(statement), key, array, printed=printed)
+        for borrowed in self._borrowed(statement):
+            found = measure(borrowed, key, array, printed=printed, replicas=False)
+            if found is not None and found.within:
+                return found
+        return measure(self.reference_for(statement), key, array, printed=printed)
 
     def _borrowed(self, statement: Statement) -> list[Reference]:
         """References with the active units that others recorded at this dtype, for a statement that recorded none."""

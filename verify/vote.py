@@ -11,6 +11,7 @@ from itertools import combinations
 import numpy as np
 
 from gradjury.verify.court import Court, Statement
+from gradjury.verify.measure import hopeless
 from gradjury.verify.precision import PRECISIONS
 
 ONE_VOICE = 0.9  # correlation of rounding errors from which two witnesses count as one voice
@@ -33,11 +34,15 @@ def agree(court: Court, a: Statement, b: Statement, key: str) -> bool:
     if any(r.gradient(key) is None for r in references):
         return _agree_blindly(a, b, x, y)
     printed = a.printed(x) + b.printed(y)
+    gap = np.abs(x - y)
     for replicas in (False, True):
         allowed = printed + sum(r.budget(key, replicas=replicas) for r in references)
-        with np.errstate(invalid="ignore"):
-            if (~(np.abs(x - y) > allowed)).all():
-                return True
+        with np.errstate(invalid="ignore", divide="ignore"):
+            excess = float(np.max(np.where((gap == 0) | ~np.isfinite(x), 0.0, gap / allowed), initial=0.0))
+        if excess <= 1:
+            return True
+        if hopeless(excess, references[0].scale(key)):
+            return False
     return False
 
 

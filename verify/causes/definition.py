@@ -21,7 +21,7 @@ def explain(court: Court, statement: Statement, over: list[str]) -> list[Finding
         if not _makes_sense(altered):
             continue
         changed = court.make(altered, statement.dtype)
-        held = {key: court.measure(statement, key, changed) for key in statement.gradients}
+        held = {key: court.fits(statement, key, changed) for key in statement.gradients}
         if all(m is None or m.within for m in held.values()) and any(held[key] is not None for key in over):
             before = max(m.excess for key in over if (m := court.measure(statement, key)) is not None)
             after = max(m.excess for m in held.values() if m is not None)
@@ -44,7 +44,8 @@ def _excesses(court: Court, dtype: str, changed: Reference) -> dict[str, list[fl
     found: dict[str, list[float | str]] = {}
     for statement in court.statements:
         if statement.dtype == dtype:
-            both = [[court.measure(statement, key, r) for key in statement.gradients] for r in (None, changed)]
+            own = [court.measure(statement, key) for key in statement.gradients]
+            both = [own, [court.fits(statement, key, changed) for key in statement.gradients]]
             worst = [max((m.excess for m in held if m is not None), default=0.0) for held in both]
             found[statement.witness.name] = [x if math.isfinite(x) else str(x) for x in worst]
     return found

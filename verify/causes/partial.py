@@ -9,7 +9,7 @@ import numpy as np
 from gradjury.verify.case import Case
 from gradjury.verify.court import Court, Statement
 from gradjury.verify.graph import consumers, part_key, split_part
-from gradjury.verify.measure import Measurement
+from gradjury.verify.measure import Measurement, measure
 from gradjury.verify.reference import Exact, Reference
 from gradjury.verify.verdict import Finding
 
@@ -79,19 +79,17 @@ def _lesser(case: Case, tensor: str, reference: Reference) -> Iterator[tuple[str
 def _follow(court: Court, statement: Statement, tensor: str, gradient: np.ndarray, keys: list[str]) -> list[str]:
     """Which of `keys` are right once `gradient` is taken as the gradient of `tensor`."""
     changed = court.make(court.case, statement.dtype, replace={tensor: gradient})
-    held = {key: court.measure(statement, key, changed) for key in keys}
+    held = {key: court.fits(statement, key, changed) for key in keys}
     return [key for key, m in held.items() if m is not None and m.within]
 
 
 def _equals(court: Court, statement: Statement, key: str, other: str, reference: Reference) -> bool:
     """Whether the testimony for `key` is the reference gradient called `other`, within that one's budget."""
-    exact = reference.gradient(other)
-    array = statement.gradients[key]
+    exact, array = reference.gradient(other), statement.gradients[key]
     if exact is None or exact.high.shape != array.shape or not exact.high.any():
         return False
-    with np.errstate(invalid="ignore"):
-        allowed = reference.budget(other, replicas=True) + statement.printed(array)
-        return bool((np.abs(exact.difference(array)) <= allowed).all())
+    found = measure(reference, other, array, printed=statement.printed(array))
+    return found is not None and found.within
 
 
 def part_keys(case: Case, tensor: str) -> list[str]:

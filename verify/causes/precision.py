@@ -141,7 +141,7 @@ def _weak_algorithm(
     if not any(node.op in ("batchnorm", "layernorm") for node in court.case.graph):
         return None
     reference = court.reference_for(statement, taken)
-    held = [m for key in over if (m := court.measure(statement, key, reference)) is not None]
+    held = [m for key in over if (m := court.fits(statement, key, reference)) is not None]
     if len(held) < len(over) or not all(m.within for m in held):
         return None
     before, after = max(measured[key].excess for key in over), max(m.excess for m in held)
@@ -152,7 +152,7 @@ def _weak_algorithm(
 
 def _all_within(court: Court, statement: Statement, over: list[str], taken: Assumptions) -> bool:
     reference = court.reference_for(statement, taken)
-    held = [court.measure(statement, key, reference) for key in over]
+    held = [court.fits(statement, key, reference) for key in over]
     return all(m is not None and m.within for m in held)
 
 
@@ -178,7 +178,7 @@ def _within_at(court: Court, statement: Statement, over: list[str], u: float) ->
     """Whether the tensors are within the budget of unit roundoff u, and that budget does not swallow any gradient."""
     taken = replace(declared_assumptions(statement.witness, statement.dtype), u=u)
     reference = court.reference_for(statement, taken)
-    held = [court.measure(statement, key, reference) for key in over]
+    held = [court.fits(statement, key, reference) for key in over]
     return all(m is not None and m.within and (m.zero or m.hidden < 1) for m in held)
 
 
