@@ -17,6 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gradjury.verify.record.torch_draws import MAY_DRAW, Draw, Draws
+from gradjury.verify.record.torch_memory import alike
 from gradjury.verify.record.tree import Ref, leaves, mapped
 
 _ATTRIBUTES = (
@@ -229,7 +230,7 @@ class Capture:
         ref = self._known[id(tensor)] = Ref(id(tensor), name, tracked)
         self._version[id(tensor)] = tensor._version
         self._alive.append(tensor)
-        self.values[name] = tensor.detach().clone()
+        self.values[name] = alike(tensor)
         return ref
 
     def _fresh(self, stem: str) -> str:
@@ -249,7 +250,7 @@ class Capture:
         with torch._C.DisableTorchFunction():
             for output, gradient in zip(outputs, given, strict=True):
                 flow = torch.ones_like(output) if gradient is None else gradient
-                self.roots.append((self._ref(output).name, flow.detach().clone()))
+                self.roots.append((self._ref(output).name, alike(flow)))
 
     def _total(self, name: str, gradient: torch.Tensor) -> None:
         before = self.gradients.get(name)

@@ -9,6 +9,7 @@ import torch
 
 from gradjury.verify.record.torch_capture import Call, Capture
 from gradjury.verify.record.torch_draws import Draws
+from gradjury.verify.record.torch_memory import alike
 from gradjury.verify.record.tree import Ref, leaves, mapped
 
 Tensors = dict[str, torch.Tensor]
@@ -88,8 +89,9 @@ class _Replay:
         return self._cast(self.capture.values[ref.name])
 
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
-        wanted = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
-        return tensor.to(wanted, copy=True)
+        if self.dtype is None or not tensor.is_floating_point():
+            return alike(tensor)
+        return tensor.to(self.dtype, copy=True)
 
     def _dtype(self, dtype: torch.dtype) -> torch.dtype:
         return self.dtype if self.dtype is not None and dtype.is_floating_point else dtype
