@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -38,7 +39,7 @@ class Matmul(Op):
         leading = np.broadcast_shapes(wide_a[:-2], wide_b[:-2])
         a = _stacked(k.broadcast(x["a"].reshape(*wide_a), (*leading, *wide_a[-2:])))
         b = _stacked(k.broadcast(x["b"].reshape(*wide_b), (*leading, *wide_b[-2:])))
-        y = _unstacked(k.matmul(a, b), x["a"].cases)
+        y = _unstacked(k.matmul(a, b), x["a"].cases, leading)
         return {"y": y.reshape(*self.shapes({"a": x["a"].shape, "b": x["b"].shape}, {}, {})["y"])}, (a, b)
 
     def backward(
@@ -53,7 +54,7 @@ class Matmul(Op):
         flow = upstream["y"]
         assert flow is not None
         a, b = saved
-        dy = _stacked(modes.flatten(flow).reshape(-1, a.shape[0], b.shape[1]))
+        dy = _stacked(modes.flatten(flow).reshape(a.cases // flow.cases, a.shape[0], b.shape[1]))
         found = {}
         if "a" in wanted:
             found["a"] = _to_operand(k, k.matmul(dy, b, transpose_b=True), x["a"], x, 0)
@@ -78,18 +79,19 @@ def _as_matrices(a: Shape, b: Shape) -> tuple[Shape, Shape]:
 def _stacked(x: Tensor) -> Tensor:
     """Leading axes joined to the case axis: one matrix a case."""
     tail = (x.scalar.components,) if x.scalar.components > 1 else ()
-    return replace(x, data=x.data.reshape(-1, *x.shape[-2:], *tail))
+    matrices = x.cases * math.prod(x.shape[:-2])
+    return replace(x, data=x.data.reshape(matrices, *x.shape[-2:], *tail))
 
 
-def _unstacked(x: Tensor, cases: int) -> Tensor:
-    return replace(x, data=x.data.reshape(cases, -1, *x.data.shape[1:]))
+def _unstacked(x: Tensor, cases: int, leading: Shape) -> Tensor:
+    """The leading axes back from the case axis."""
+    return replace(x, data=x.data.reshape(cases, *leading, *x.data.shape[1:]))
 
 
 def _to_operand(k: Kernels, gradient: Tensor, operand: Tensor, x: Values, position: int) -> Tensor:
     """From one matrix per leading index back to the operand's shape, summed where it was broadcast."""
     matrices = _as_matrices(x["a"].shape, x["b"].shape)
     leading = np.broadcast_shapes(matrices[0][:-2], matrices[1][:-2])
-    whole = _unstacked(gradient, operand.cases).reshape(*leading, *gradient.shape)
-    summed = k.unbroadcast(whole, matrices[position])
-    length = gradient.length * int(np.prod(leading, dtype=np.int64))
-    return replace(summed.reshape(*operand.shape), length=length)
+    summed = k.unbroadcast(_unstacked(gradient, operand.cases, leading), matrices[position])
+    repeated = math.prod(leading) // max(math.prod(matrices[position][:-2]), 1)
+    return replace(summed.reshape(*operand.shape), length=gradient.length * repeated)

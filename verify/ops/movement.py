@@ -149,6 +149,9 @@ class Embedding(Op):
     def shapes(self, shapes: Mapping[str, Shape], values: Values, attributes: Mapping[str, Any]) -> dict[str, Shape]:
         weight, index = shapes["weight"], values.get("index")
         expect(len(weight) == 2, f"weight: expected (rows, features), found shape {weight}")
+        padding, rows = attributes["padding_idx"], weight[0]
+        inside = padding is None or -rows <= padding < rows
+        expect(inside, f"attribute padding_idx: expected a row of weight, {-rows} to {rows - 1}, found {padding}")
         if index is not None and index.size:
             good = index.min() >= 0 and index.max() < weight[0]
             expect(good, f"index: expected 0 to {weight[0] - 1}, found {index.min()} to {index.max()}")
@@ -201,11 +204,12 @@ def _numbers(shape: Sequence[int]) -> np.ndarray:
 
 
 def _first_case(x: Values) -> dict[str, Any]:
-    """Integer inputs of the first case: an index is the same in all."""
+    """Integer inputs of the first case. Raises OpError unless they are the same in all: one map moves a whole batch."""
     found = {}
     for slot, value in x.items():
         if value is not None and not isinstance(value, Tensor):
             first = value[0]
+            expect(bool((value == first).all()), f"{slot}: expected the same numbers in all cases of a batch")
             found[slot] = first.get() if hasattr(first, "get") else first
     return found
 

@@ -8,7 +8,16 @@ from typing import Any
 import exact
 import numpy as np
 import pytest
-from problems import PLAIN, batch_is_indifferent, directional_gap, exact_numbers, float32_values, kernels, run, worst_excess
+from problems import (
+    PLAIN,
+    batch_is_indifferent,
+    directional_gap,
+    exact_numbers,
+    float32_values,
+    kernels,
+    run,
+    worst_excess,
+)
 
 from gradjury.verify import ops
 from gradjury.verify.ops.base import OpError
