@@ -113,7 +113,7 @@ class CrossEntropy(Nll):
         logits = x["logits"].unsqueeze(0) if axis == 0 else x["logits"]
         target = x["target"].unsqueeze(0) if axis == 0 else x["target"]
         loss = paddle.nn.functional.cross_entropy(logits, target, axis=1, **attributes)
-        return {"loss": loss.reshape(target.shape) if attributes["reduction"] == "none" else loss}
+        return {"loss": loss.reshape(x["target"].shape) if attributes["reduction"] == "none" else loss}
 
 
 class SquaredError(Op):

@@ -190,7 +190,7 @@ class Embedding(Op):
         weight, padding = x["weight"], attributes["padding_idx"]
         if padding is not None:  # paddle's own would also read the row as 0
             rows = paddle.arange(weight.shape[0]).unsqueeze(1)
-            weight = paddle.where(rows == padding, weight.detach(), weight)
+            weight = paddle.where(rows == padding % weight.shape[0], weight.detach(), weight)
         return {"y": paddle.nn.functional.embedding(x["index"], weight)}
 
     def example(self, rng: np.random.Generator) -> Example:

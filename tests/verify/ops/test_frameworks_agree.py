@@ -1,4 +1,4 @@
-"""torch and paddle compute the definition that an op states: normalisation and recurrence in all their conventions."""
+"""torch and paddle compute the definition that an op states, in all its conventions."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ from gradjury.verify import ops
 EPSILON = 2.0**-16  # paddle rounds epsilon to float32
 GRU = [{"reset": r, "update": u} for r in ("after", "before") for u in ("keeps-previous", "keeps-candidate")]
 RNN = [{"activation": "tanh"}, {"activation": "relu"}]
+REDUCTIONS = ["mean", "sum", "none"]
+CUBE = np.sin(np.arange(24.0)).astype(np.float32).astype(np.float64).reshape(2, 3, 4)
+SPECIAL = {"batchnorm", "layernorm", "cross_entropy"}  # paddle rounds epsilon, and counts ignored targets
+PLAIN = sorted(set(ops.all_ops()) - SPECIAL)
 PROBLEMS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("batchnorm", {"epsilon": EPSILON}, {}),
     ("batchnorm", {"epsilon": EPSILON}, {"weight": None, "bias": None}),
@@ -41,6 +45,38 @@ PROBLEMS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("gru", GRU[0], {"lengths": np.array([4, 0, 3]), "bias_hh": None}),
     ("rnn", RNN[0], {"lengths": np.array([4, 0, 3])}),
+    *((name, {}, {}) for name in PLAIN),
+    ("linear", {}, {"bias": None}),
+    ("linear", {}, {"x": np.arange(-14.0, 14.0).reshape(2, 2, 7) / 8}),
+    ("relu", {}, {"x": np.array([0.0, -0.0, 1.0, -1.0])}),
+    *(("dropout", {"rate": rate}, {}) for rate in (0.0, 0.1, 1.0)),
+    *((name, {"axis": axis}, {"x": CUBE}) for name in ("softmax", "log_softmax") for axis in (0, 1, -1)),
+    *(
+        (name, {"axis": a, "keepdims": k}, {})
+        for name in ("sum", "mean")
+        for a in (None, 0, [0, -1])
+        for k in (False, True)
+    ),
+    *((name, {}, {"a": np.ones((3, 1)) / 3, "b": np.arange(1.0, 5.0)}) for name in ("add", "multiply", "divide")),
+    ("matmul", {}, {"a": CUBE, "b": CUBE[0].T}),
+    ("matmul", {}, {"a": CUBE[0, 0], "b": CUBE[0].T}),
+    ("matmul", {}, {"a": CUBE, "b": CUBE[0, 0]}),
+    ("matmul", {}, {"a": CUBE[0, 0], "b": CUBE[0, 0]}),
+    *(("embedding", {"padding_idx": padding}, {}) for padding in (None, 2, -1)),
+    ("transpose", {"axes": None}, {}),
+    ("slice", {"axis": -1, "start": None, "step": -2}, {}),
+    *(("squared_error", {"reduction": r, "factor": f}, {}) for r in REDUCTIONS for f in (1.0, 0.5)),
+    *(
+        (name, {"reduction": r, "ignore_index": i}, change)
+        for name, slot in (("cross_entropy", "logits"), ("nll", "log_probabilities"))
+        for r in REDUCTIONS
+        for i in (1, 7)
+        for change in (
+            {"target": np.array([0, 3, 1, i, 2, 2])},
+            {slot: CUBE, "target": np.array([[0, 2, 1, 1], [2, 2, 0, 1]])},
+            {slot: CUBE[0, 0], "target": np.array(3)},
+        )
+    ),
 ]
 
 
@@ -70,12 +106,36 @@ def call_paddle(
     return found | {f"out.{name}": t.numpy() for name, t in outputs.items()}
 
 
+def test_every_op_is_compared() -> None:
+    assert {name for name, *_ in PROBLEMS} == set(ops.all_ops())
+
+
+@pytest.mark.parametrize(("call", "counted"), [(call_torch, 5), (call_paddle, 6)])
+def test_ignored_targets_in_a_mean(call: Any, counted: int) -> None:
+    """torch divides by the targets that count, paddle 3.3 by all of them where ignore_index is negative."""
+    op = ops.all_ops()["cross_entropy"]
+    inputs = op.example(np.random.default_rng(2)).inputs
+    total = call(op, inputs, {"reduction": "sum"}, {"loss": np.array(1.0)})
+    mean = call(op, inputs, {"reduction": "mean"}, {"loss": np.array(float(counted))})
+    truth = run(
+        op, inputs, {"reduction": "sum"}, {"loss": np.array(1.0)}, Kernels(engine("host"), SCALARS["double-double"])
+    )
+    noise = run(
+        op, inputs, {"reduction": "mean"}, {"loss": np.array(5.0)}, Kernels(engine("host"), SCALARS["spread"], WIDE)
+    )
+    exact = exact_numbers(truth.gradients["logits"])
+    for found in (total, mean):
+        assert excess(found["logits"], exact, total_variance(noise.gradients["logits"])[0], U["float64"]) <= 1
+
+
 @pytest.mark.parametrize("call", [call_torch, call_paddle])
 @pytest.mark.parametrize(("name", "attributes", "change"), PROBLEMS)
 def test_same_definition(name: str, attributes: dict[str, Any], change: dict[str, Any], call: Any) -> None:
     """float64 outputs and gradients inside the budget around double-double."""
     op, rng = ops.all_ops()[name], np.random.default_rng(2)
-    inputs = {n: a for n, a in (op.example(rng).inputs | change).items() if a is not None}
+    example = op.example(rng)
+    attributes = example.attributes | attributes
+    inputs = {n: a for n, a in (example.inputs | change).items() if a is not None}
     if name == "layernorm" and "weight" in change and change["weight"] is not None:
         inputs["x"] = float32_values(rng, 2, 4, 6)
     shapes = op.shapes({n: a.shape for n, a in inputs.items()}, {}, op.complete(attributes))

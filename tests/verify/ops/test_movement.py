@@ -77,7 +77,7 @@ def test_one_index_a_batch() -> None:
     """Cases that move differently do not belong in one batch, and are refused."""
     k = kernels("float64")
     x = {"x": k.tensor(np.ones((2, 3))), "index": k.integers(np.array([[0, 1], [0, 2]]))}
-    with pytest.raises(OpError, match="^index: expected the same numbers in all cases of a batch$"):
+    with pytest.raises(OpError, match=r"^index: expected the same numbers in all cases of a batch$"):
         ops.all_ops()["move"].forward(k, x, {})
 
 
