@@ -8,6 +8,8 @@
 
 namespace gradjury {
 
+constexpr int kLines = 16;  // rows of B that are read along at a time, where all of it is read once
+
 // x added to a finished sum of m products as if the accumulation had started from it: m more roundings of its size.
 template <class T>
 GJ_MATH T started_from(const T& sum, const T& x, Index) {
@@ -118,6 +120,7 @@ __global__ void matmul(
     const T* bias, const T* start, T* C) {
   using L = Panels<T>;
   using Tile = Microtile<T, L::R, L::P, L::W>;
+  constexpr bool kDirect = SimdWidth<T>::value == L::W && L::W > 1;
   GJ_SHARED(left, T[L::BK * L::BM]);
   GJ_SHARED(right, typename Panels<T>::Lanes[L::BK * L::BN / L::W]);
 #if defined(GJ_DEVICE)
@@ -139,17 +142,25 @@ __global__ void matmul(
       const Index m0 = t / across * tall, n0 = t % across * wide;
       const Index rows = product.M - m0 < tall ? product.M - m0 : tall;
       const Index columns = product.N - n0 < wide ? product.N - n0 : wide;
+      // Columns that a block needs once are read where they lie; for few rows of C along lines of memory.
+      const Index once = product.M <= L::R && product.b_row != 1 ? columns : 0;
+      const int direct = kDirect ? static_cast<int>(once / (L::P * L::W) * L::P * L::W) : 0;
       each_microtile<T>(tiles, rows, columns, [](Tile& tile, int, int) { tile.clear(); });
-      for (Index k0 = 0; k0 < K; k0 += L::BK) {
-        const int steps = static_cast<int>(K - k0 < L::BK ? K - k0 : L::BK);
+      const int depth = direct > 0 && rows <= 4 ? kLines : L::BK;
+      for (Index k0 = 0; k0 < K; k0 += depth) {
+        const int steps = static_cast<int>(K - k0 < depth ? K - k0 : depth);
         load_left<T>(
             product.a + m0 * product.a_row + k0 * product.a_col, product.a_row, product.a_col, rows, steps, K - k0, left);
+        const T* b = product.b + k0 * product.b_row + n0 * product.b_col;
         load_right<T>(
-            product.b + k0 * product.b_row + n0 * product.b_col, product.b_row, product.b_col, columns, steps, K - k0, right);
+            b + direct * product.b_col, product.b_row, product.b_col, columns - direct, steps, K - k0,
+            right + L::right(direct / L::W, 0));
         __syncthreads();
         each_microtile<T>(tiles, rows, columns, [&](Tile& tile, int m, int n) {
-          multiply_rows(
-              tile, rows - m, left + L::left(m, 0), L::kLeftStep, right + L::right(n / L::W, 0), L::kRightStep, steps);
+          const T* a = left + L::left(m, 0);
+          if constexpr (kDirect)
+            if (n < direct) return multiply_rows(tile, rows - m, a, L::kLeftStep, b + n, product.b_row, steps);
+          multiply_rows(tile, rows - m, a, L::kLeftStep, right + L::right(n / L::W, 0), L::kRightStep, steps);
         });
         __syncthreads();
       }

@@ -44,6 +44,16 @@ struct MatmulTile<double> {
 };
 #endif
 
+// Pack i of a row: of packs, or of numbers that lie in memory like them.
+template <class T, int W>
+GJ_MATH Pack<T, W> pack_of(const Pack<T, W>* row, int i) {
+  return row[i];
+}
+template <class T, int W>
+GJ_MATH Pack<T, W> pack_of(const T* row, int i) {
+  return load_pack<T, W>(row + i * W, W);
+}
+
 // The sums of a microtile. `add` takes steps of k: a[k·lda + r] and b[k·ldb + p], for the first Live rows.
 template <class T, int R, int P, int W>
 struct Microtile {
@@ -54,8 +64,8 @@ struct Microtile {
       GJ_UNROLL
       for (int p = 0; p < P; p++) sum[r][p] = splat_pack<T, W>(constant<T>(0));
   }
-  template <int Live>
-  GJ_MATH void add(const T* a, int lda, const Pack<T, W>* b, int ldb, int steps) {
+  template <int Live, class Row>
+  GJ_MATH void add(const T* a, int lda, const Row* b, Index ldb, int steps) {
     Pack<T, W> acc[Live][P];
     GJ_UNROLL
     for (int r = 0; r < Live; r++)
@@ -64,7 +74,7 @@ struct Microtile {
     for (int k = 0; k < steps; k++) {
       Pack<T, W> right[P];
       GJ_UNROLL
-      for (int p = 0; p < P; p++) right[p] = b[k * ldb + p];
+      for (int p = 0; p < P; p++) right[p] = pack_of<T, W>(b + k * ldb, p);
       GJ_UNROLL
       for (int r = 0; r < Live; r++) {
         const Pack<T, W> left = splat_pack<T, W>(a[k * lda + r]);
@@ -89,7 +99,7 @@ struct Microtile<lowered, R, P, W> {
       for (int c = 0; c < P * W; c++) sum[r][c] = Sum<lowered>();
   }
   template <int Live>
-  GJ_MATH void add(const lowered* a, int lda, const Pack<lowered, W>* b, int ldb, int steps) {
+  GJ_MATH void add(const lowered* a, int lda, const Pack<lowered, W>* b, Index ldb, int steps) {
     for (int k = 0; k < steps; k++)
       GJ_UNROLL_DEVICE
       for (int c = 0; c < P * W; c++) {
@@ -148,7 +158,7 @@ struct Microtile<spread, R, 1, W> {
     for (int r = 0; r < R; r++) carried[r] = splat_pack<double, W>(0.0);
   }
   template <int Live>
-  GJ_MATH void add(const spread* a, int lda, const Pack<spread, W>* b, int ldb, int steps) {
+  GJ_MATH void add(const spread* a, int lda, const Pack<spread, W>* b, Index ldb, int steps) {
     for (int k = 0; k < steps; k++) {
       const Pack<double, W> right = b[k * ldb].v, right_variance = b[k * ldb].variance, right_square = right * right;
       sum.see_columns(right);
@@ -177,7 +187,7 @@ struct Microtile<noisy, R, 1, W> {
       for (int w = 0; w < W; w++) key[r][w] = 0;
   }
   template <int Live>
-  GJ_MATH void add(const noisy* a, int lda, const Pack<noisy, W>* b, int ldb, int steps) {
+  GJ_MATH void add(const noisy* a, int lda, const Pack<noisy, W>* b, Index ldb, int steps) {
     for (int k = 0; k < steps; k++) {
       const Pack<noisy, W> right = b[k * ldb];
       sum.see_columns(right.v);
@@ -198,15 +208,15 @@ struct Microtile<noisy, R, 1, W> {
 };
 
 // A function of its own on the host, so that the sums stay in registers.
-template <int Live, class T, int R, int P, int W>
-GJ_HOT void multiply_tile(Microtile<T, R, P, W>& tile, const T* a, int lda, const Pack<T, W>* b, int ldb, int steps) {
+template <int Live, class T, int R, int P, int W, class Row>
+GJ_HOT void multiply_tile(Microtile<T, R, P, W>& tile, const T* a, int lda, const Row* b, Index ldb, int steps) {
   tile.template add<Live>(a, lda, b, ldb, steps);
 }
 
 // The same for as many rows as exist; on the host a tile with few takes a shorter loop.
-template <class T, int R, int P, int W>
+template <class T, int R, int P, int W, class Row>
 GJ_MATH void multiply_rows(
-    Microtile<T, R, P, W>& tile, Index rows, const T* a, int lda, const Pack<T, W>* b, int ldb, int steps) {
+    Microtile<T, R, P, W>& tile, Index rows, const T* a, int lda, const Row* b, Index ldb, int steps) {
 #if !defined(GJ_DEVICE)
   if (rows == 1) return multiply_tile<1>(tile, a, lda, b, ldb, steps);
   if (rows == 2) return multiply_tile<2>(tile, a, lda, b, ldb, steps);

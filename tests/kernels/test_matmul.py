@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,7 +75,7 @@ def test_any_size(size: tuple[int, int, int], form: tuple[bool, bool], scalar: s
 
 
 @pytest.mark.parametrize("scalar", FORWARD)
-@pytest.mark.parametrize("size", [(3, 5, 0), (4, 37, 9), (70, 33, 40)])
+@pytest.mark.parametrize("size", [(3, 5, 0), (4, 37, 9), (70, 33, 40), (40, 3, 9), (50, 1, 300), (9, 40, 200)])
 def test_bias_and_start(size: tuple[int, int, int], scalar: str) -> None:
     M, N, K = size
     rng = np.random.default_rng(1)
@@ -206,7 +209,7 @@ def test_low_precision(storage: int, accumulator: int, toward_zero: int) -> None
 # ---- noise
 
 # (η/u)² = 1/16 shows in every sum; whole numbers keep everything exact but (κΣ|s|/6)², which is written here as there.
-COARSE = Arithmetic(u=2.0**-24, eta=2.0**-26)
+COARSE = Arithmetic(u=2.0**-24, kappa=0.25, eta=2.0**-26)
 E = 1 / 16
 
 
@@ -234,7 +237,7 @@ def uneven(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("size", [(3, 9, 1), (8, 35, 24), (9, 33, 65), (70, 5, 6)])
+@pytest.mark.parametrize("size", [(3, 9, 1), (8, 35, 24), (9, 33, 65), (70, 5, 6), (40, 40, 10), (12, 2, 11)])
 def test_spread(size: tuple[int, int, int], form: tuple[bool, bool]) -> None:
     M, N, K = size
     rng = np.random.default_rng(8)
@@ -284,6 +287,38 @@ def test_replicas_show_the_local_variance(size: tuple[int, int, int]) -> None:
     together = np.corrcoef(flat.T) - np.eye(flat.shape[1])
     assert np.max(abs(together)) <= 6 / np.sqrt(replicas)  # of up to 780 pairs
     assert abs(np.mean(flat[1:] * flat[:-1])) <= 5 / 3 / np.sqrt(flat[1:].size)
+
+
+def test_noise_of_a_start() -> None:
+    """Draws of m·y0² + y² come on top of the product's, for a bias and for a start."""
+    replicas, m = 1000, 12
+    rng = np.random.default_rng(15)
+    a, b, shift = whole_numbers(rng, 1, 2, m) + 0.5, whole_numbers(rng, 1, m, 3) + 0.5, np.full((1, 2, 3), 100.0)
+    arithmetic = Arithmetic(eta=0.0)
+    k = Guarded("noisy", arithmetic)
+    every = [np.repeat(x, replicas, axis=0) for x in (a, b)]
+    for more in ({"bias": shift[:, 0]}, {"start": shift}):
+        added = {name: np.repeat(x, replicas, axis=0) for name, x in more.items()}
+        y = product(k, every[0], every[1], (False, False), **{name: k.tensor(x) for name, x in added.items()})
+        spread = Guarded("spread", arithmetic)
+        noise = product(spread, a, b, (False, False), **{name: spread.tensor(x) for name, x in more.items()})
+        draws = (k.values(y) - (a @ b + shift)) / (arithmetic.u * np.sqrt(noise.data[0, ..., 1]))
+        # Of a sum of two independent draws the mean square scatters by less than √2 of itself.
+        assert np.all(abs(3 * np.mean(draws**2, axis=0) - 1) <= 5 * np.sqrt(2 / replicas))
+
+
+def test_keys_of_noise() -> None:
+    """A result belongs to its operands' replica, and its draw to them in their order."""
+    rng = np.random.default_rng(16)
+    a, b = whole_numbers(rng, 1, 3, 40), whole_numbers(rng, 1, 40, 5)
+    k = Guarded("noisy", Arithmetic())
+    left, right = k.tensor(np.repeat(a, 9, axis=0)), k.tensor(np.repeat(b, 9, axis=0))
+    forward = k.matmul(left, right)
+    replicas = np.ascontiguousarray(forward.data[..., 1]).view(np.uint64) & 0xFFFF
+    np.testing.assert_array_equal(replicas, np.broadcast_to(np.arange(1, 10)[:, None, None], (9, 3, 5)))
+    back = [replace(t, data=np.ascontiguousarray(x)) for t, x in ((left, left.data[:, :, ::-1]), (right, right.data[:, ::-1]))]
+    errors = [k.values(c) - a @ b for c in (forward, k.matmul(back[0], back[1]))]
+    assert abs(np.corrcoef(errors[0].ravel(), errors[1].ravel())[0, 1]) <= 5 / np.sqrt(errors[0].size)
 
 
 # ---- what is not finite, and what else may not matter
@@ -347,6 +382,15 @@ def test_any_launch(scalar: str, grid: tuple[int, int, int], threads: int) -> No
             k.launch("matmul", grid, threads, 3, 200, 270, 300, *places)
         np.testing.assert_array_equal(k.values(c), a @ b)
     assert k.intact()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs mprotect of Linux")
+@pytest.mark.parametrize("scalar", FORWARD)
+def test_nothing_is_read_beyond_the_operands(scalar: str) -> None:
+    """Operands end where readable memory ends. A process of its own, for a mistake would end it."""
+    script = Path(__file__).with_name("edge_of_memory.py")
+    done = subprocess.run([sys.executable, str(script), scalar], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "every product computed\n"), done.stderr
 
 
 def test_shapes_that_do_not_belong_together() -> None:
