@@ -272,8 +272,10 @@ void fibre_main() {
       continue;
     }
 #endif
+#if !defined(GJ_TSAN)  // to ThreadSanitizer, which knows of no order between fibres, a stack used again would be a race
     if (w->last_ended_stack >= 0) w->free_stacks.push_back(w->last_ended_stack);
     w->last_ended_stack = w->stack_of[thread];
+#endif
     const int next = pick(w);
     if (next == kMain && w->live) deadlock(w);
 #if defined(GJ_ASAN)
