@@ -36,6 +36,17 @@ class Cost:
         return self.spills == 0 and self.stack == 0 and self.shared <= STATIC_SHARED
 
 
+def missing() -> str:
+    """What keeps NVRTC from running here, in one line; empty if nothing does."""
+    try:
+        from cupy.cuda import nvrtc
+
+        nvrtc.getVersion()
+    except Exception as error:
+        return f"NVRTC cannot run: {str(error).splitlines()[0]}; pip install 'gradjury[compile]'"
+    return ""
+
+
 def compile_kernels(scalar: Scalar, architecture: str) -> list[Cost]:
     """The cost of every kernel at `scalar`. Raises RuntimeError with the compiler's message."""
     from cupy.cuda import nvrtc
@@ -79,12 +90,15 @@ def table(costs: Sequence[Cost]) -> str:
 
 
 def main() -> int:
-    """Compiles for the architectures and scalars asked for; exit code 1 if a kernel is too expensive."""
+    """Compiles for the architectures and scalars asked for; exit code 1 if a kernel is too expensive, 2 without NVRTC."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arch", nargs="*", default=list(ARCHITECTURES))
     parser.add_argument("--scalar", nargs="*", default=list(SCALARS))
     parser.add_argument("--only-failures", action="store_true")
     asked = parser.parse_args()
+    if missing():
+        print(missing(), file=sys.stderr)
+        return 2
     costs = [cost for arch in asked.arch for scalar in asked.scalar for cost in compile_kernels(SCALARS[scalar], arch)]
     shown = [cost for cost in costs if not cost.sound] if asked.only_failures else costs
     print(table(shown))

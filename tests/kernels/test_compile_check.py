@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from gradjury.kernels import compile_check
@@ -11,7 +13,8 @@ from gradjury.kernels.scalars import SCALARS
 
 
 def _compiled(scalar: str, architecture: str) -> list[Cost]:
-    pytest.importorskip("cupy", reason="needs the extra `compile`")
+    if compile_check.missing():
+        pytest.skip(compile_check.missing())
     return compile_kernels(SCALARS[scalar], architecture)
 
 
@@ -63,3 +66,10 @@ def test_a_compilers_message_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(compile_check, "program", lambda: '#error "planted"\n')
     with pytest.raises(RuntimeError, match=r"float32 for sm_80: [\s\S]*planted"):
         _compiled("float32", "sm_80")
+
+
+def test_without_nvrtc(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["compile_check"])
+    monkeypatch.setitem(sys.modules, "cupy.cuda", None)
+    assert compile_check.main() == 2
+    assert "pip install 'gradjury[compile]'" in capsys.readouterr().err
