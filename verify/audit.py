@@ -34,7 +34,8 @@ def directional(reference: Reference) -> Audit:
         return Audit(None, "no graph input has a gradient that can be computed")
     directions = {name: _direction(name, reference) for name in names}
     derivative = reference.directional_derivative(directions)
-    terms, allowed = list(derivative), 0.0
+    terms = derivative.tolist()
+    allowed = reference.rounding_of(derivative)
     with np.errstate(invalid="ignore", over="ignore"):
         for name in names:
             exact = reference.gradient(name)
@@ -49,9 +50,11 @@ def directional(reference: Reference) -> Audit:
 
 
 def _direction(name: str, reference: Reference) -> np.ndarray:
-    """±1 at the size of the tensor's values, from a generator seeded by its name: the same on every machine."""
+    """±1 at the size of the tensor's variation, from a generator seeded by its name: the same on every machine."""
     value = reference.input_value(name)
     seed = int.from_bytes(name.encode()[:8].ljust(8, b"\0"), "little")
     signs = np.random.Generator(np.random.Philox(seed)).integers(0, 2, value.shape) * 2.0 - 1.0
-    largest = float(np.max(np.abs(value), initial=0.0))
-    return np.asarray(signs * (2.0 ** np.floor(np.log2(largest)) if largest > 0 else 1.0))
+    with np.errstate(over="ignore", invalid="ignore"):
+        size = float(np.ptp(value.astype(np.float64))) if value.size else 0.0
+    size = size if size > 0 else float(np.max(np.abs(value), initial=0.0))
+    return np.asarray(signs * (2.0 ** np.floor(np.log2(size)) if np.isfinite(size) and size > 0 else 1.0))

@@ -92,17 +92,17 @@ def measure(
     if exact is None:
         return None
     found = _compare(reference, key, testimony, exact, forward, printed, replicas=False)
-    if not replicas or found.mismatch or found.undefined or found.excess <= 1 or hopeless(found.excess, found.scale):
+    if not replicas or found.mismatch or found.undefined or found.excess <= 1 or hopeless(found.excess, found.scale[found.worst]):
         return found
     return _compare(reference, key, testimony, exact, forward, printed, replicas=True)
 
 
-def hopeless(excess: float, scale: np.ndarray) -> bool:
-    """Whether no replica can bring an excess under the propagated variance back under the line.
+def hopeless(excess: float, scale: float) -> bool:
+    """Whether no replica can bring an excess under the propagated variance back under the line; `scale` at its element.
 
-    The two estimates differ by at most a few hundred (NUMERICS section 1), unless the variance itself underflowed.
+    The two estimates differ by at most a few hundred (docs/numerics.md), unless the variance itself underflowed.
     """
-    return excess > HOPELESS and bool((scale[scale > 0] > SQUARES_UNDERFLOW).all()) and bool((scale > 0).any())
+    return excess > HOPELESS and scale > SQUARES_UNDERFLOW
 
 
 HOPELESS = 1e6

@@ -140,20 +140,24 @@ class Reference:
         """A graph input as this precision rounds it."""
         return self._inputs[name]
 
-    def directional_derivative(self, directions: Mapping[str, np.ndarray]) -> tuple[float, ...]:
-        """d/dε Σ⟨upstream, outputs(inputs + ε·directions)⟩ by the forward kernels on dual numbers; parts to be summed."""
+    def directional_derivative(self, directions: Mapping[str, np.ndarray]) -> np.ndarray:
+        """d/dε ⟨upstream, outputs(inputs + ε·directions)⟩ by the forward kernels on dual numbers: terms yet to be summed."""
         k = self._kernels("dual-double-double" if self.precision.name == "float64" else "dual", self.precision.arithmetic())
         inputs = execute.load(self.case, k, self._inputs)
         for name, direction in directions.items():
             inputs[name] = k.tensor(np.asarray(self._inputs[name], np.float64)[None], direction[None])
         run = execute.forward(self.case, k, inputs, self._decided_kinks, self.assumptions.attributes)
-        found: list[float] = []
+        found = [np.zeros(0)]
         for name, gradient in self._upstream.items():
             if name in run.values:
                 weighted = k.multiply(run.values[name], k.tensor(np.ascontiguousarray(gradient[None])))
-                total = k.sum_axes(weighted, tuple(range(len(weighted.shape))))
-                found += _host(total.data).ravel()[total.scalar.components // 2 :].tolist()
-        return tuple(found)
+                found.append(_host(weighted.data)[..., weighted.scalar.components // 2 :].ravel())
+        return np.concatenate(found)
+
+    def rounding_of(self, terms: np.ndarray) -> float:
+        """How far the last roundings of two computations at the reference's own precision may move the sum of `terms`."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return 2 * PRECISIONS["float64"].threshold * self.u * float(np.sum(np.abs(terms)))
 
     def own_bound(self, key: str) -> np.ndarray:
         """How far two honest computations at the reference's own precision may differ, per element."""
@@ -344,9 +348,8 @@ def _paired(noisy: tuple[Forward, Backward], exact: tuple[Forward, Backward]) ->
 
 
 def _root_mean_square(rows: np.ndarray) -> np.ndarray:
-    """√mean over axis 0, scaled by powers of two so that squares of tiny numbers do not vanish."""
-    largest = np.max(np.abs(rows), initial=0.0)
-    if largest == 0.0 or not np.isfinite(largest):
-        return np.zeros(rows.shape[1:])
-    unit = 2.0 ** np.floor(np.log2(largest))
-    return np.asarray(unit * np.sqrt(np.mean((rows / unit) ** 2, axis=0)))
+    """√mean over axis 0, each element scaled by its largest so that squares of tiny numbers do not vanish."""
+    largest = np.max(np.abs(rows), axis=0, initial=0.0)
+    known = (largest > 0) & np.isfinite(largest)
+    unit = np.where(known, largest, 1.0)
+    return np.asarray(np.where(known, unit * np.sqrt(np.mean((rows / unit) ** 2, axis=0)), 0.0))

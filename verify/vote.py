@@ -38,10 +38,11 @@ def agree(court: Court, a: Statement, b: Statement, key: str) -> bool:
     for replicas in (False, True):
         allowed = printed + sum(r.budget(key, replicas=replicas) for r in references)
         with np.errstate(invalid="ignore", divide="ignore"):
-            excess = float(np.max(np.where((gap == 0) | ~np.isfinite(x), 0.0, gap / allowed), initial=0.0))
-        if excess <= 1:
+            excess = np.where((gap == 0) | ~np.isfinite(x), 0.0, gap / allowed)
+        if not excess.size or excess.max() <= 1:
             return True
-        if hopeless(excess, references[0].scale(key)):
+        worst = np.unravel_index(int(np.argmax(excess)), excess.shape)
+        if hopeless(float(excess[worst]), float(references[0].scale(key)[worst])):
             return False
     return False
 

@@ -35,4 +35,8 @@ GJ_FN double underflow_variance() {
   return e * e;
 }
 
+// The smallest normal number, η/(2u). exp and sigmoid may lose a result below it: 1/(1 + exp(−x)) is 0 where exp(−x)
+// overflows.
+GJ_FN double smallest_normal() { return arithmetic().eta / (2 * arithmetic().u); }
+
 }  // namespace gradjury

@@ -159,6 +159,7 @@ struct Microtile<spread, R, 1, W> {
   }
   template <int Live>
   GJ_MATH void add(const spread* a, int lda, const Pack<spread, W>* b, Index ldb, int steps) {
+    const double unit = arithmetic().u * arithmetic().u;
     for (int k = 0; k < steps; k++) {
       const Pack<double, W> right = b[k * ldb].v, right_variance = b[k * ldb].variance, right_square = right * right;
       sum.see_columns(right);
@@ -168,6 +169,7 @@ struct Microtile<spread, R, 1, W> {
         sum.add_row(r, left.v, right);
         carried[r] = fma_(splat_pack<double, W>(left.v * left.v), right_variance, carried[r]);
         carried[r] = fma_(splat_pack<double, W>(left.variance), right_square, carried[r]);
+        carried[r] = fma_(splat_pack<double, W>(unit * left.variance), right_variance, carried[r]);
       }
     }
   }

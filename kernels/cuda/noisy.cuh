@@ -58,17 +58,20 @@ GJ_MATH double uniform(unsigned long long key) {
   return (static_cast<double>(static_cast<long long>(mixed(key)) >> 11) + 0.5) * 0x1p-52;
 }
 
-// y with its draw; `size` is the error's largest value in units of u.
+// y with its draw; `size` is the error's largest value in units of u. An infinity stays what it is.
 GJ_MATH noisy perturbed(double y, double size, unsigned long long key) {
+  if (fabs(y) > 1.7976931348623157e308) return make_noisy(y, key);
   return make_noisy(y + uniform(key) * copysign(arithmetic().u * size + arithmetic().eta, y), key);
 }
 // A function: in coherent replicas all elements share one draw per function.
-GJ_MATH noisy perturbed_function(double y, unsigned long long operation, unsigned long long operand) {
+// `lost`: what may underflow in it beyond η.
+GJ_MATH noisy perturbed_function(
+    double y, unsigned long long operation, unsigned long long operand, double lost = 0.0) {
   const unsigned long long key = key_of(operation, operand, 0);
   const double c = arithmetic().function_error;
-  if (!arithmetic().coherent) return perturbed(y, c * fabs(y), key);
+  if (!arithmetic().coherent || fabs(y) > 1.7976931348623157e308) return perturbed(y, c * fabs(y) + lost / arithmetic().u, key);
   const double shared = uniform(key_of(operation, replica_of(operand), 0));
-  return make_noisy(y + shared * c * arithmetic().u * y + uniform(key) * arithmetic().eta, key);
+  return make_noisy(y + shared * c * arithmetic().u * y + uniform(key) * (arithmetic().eta + lost), key);
 }
 
 GJ_MATH noisy operator-(const noisy& a) { return make_noisy(-a.v, a.key); }
@@ -96,8 +99,8 @@ GJ_MATH noisy scale(const noisy& x, double c) {
   return perturbed(y, size, key_of(kScale, x.key, key_of_constant(c)));
 }
 GJ_MATH noisy tanh_(const noisy& x) { return perturbed_function(tanh(x.v), kTanh, x.key); }
-GJ_MATH noisy sigmoid_(const noisy& x) { return perturbed_function(sigmoid_(x.v), kSigmoid, x.key); }
-GJ_MATH noisy exp_(const noisy& x) { return perturbed_function(exp(x.v), kExp, x.key); }
+GJ_MATH noisy sigmoid_(const noisy& x) { return perturbed_function(sigmoid_(x.v), kSigmoid, x.key, smallest_normal()); }
+GJ_MATH noisy exp_(const noisy& x) { return perturbed_function(exp(x.v), kExp, x.key, smallest_normal()); }
 GJ_MATH noisy log_(const noisy& x) { return perturbed_function(log(x.v), kLog, x.key); }
 GJ_MATH noisy sqrt_(const noisy& x) {
   const double y = sqrt(x.v);

@@ -29,12 +29,22 @@ GJ_MATH spread approximated(double y, double carried) {
   return make_spread(y, carried + c * c * y * y + underflow_variance());
 }
 
+// The same for exp and sigmoid, which may lose what is below the smallest normal number.
+GJ_MATH spread vanishing(double y, double carried) {
+  const double lost = smallest_normal() / arithmetic().u;
+  return approximated(y, carried + lost * lost);
+}
+
 GJ_MATH spread operator-(const spread& a) { return make_spread(-a.v, a.variance); }
 GJ_MATH spread operator+(const spread& a, const spread& b) { return rounded(a.v + b.v, a.variance + b.variance); }
 GJ_MATH spread operator-(const spread& a, const spread& b) { return rounded(a.v - b.v, a.variance + b.variance); }
-GJ_MATH spread operator*(const spread& a, const spread& b) {
-  return rounded(a.v * b.v, a.v * a.v * b.variance + b.v * b.v * a.variance);
+// What comes through a product. The second order counts where both factors are what is left of a cancellation, as
+// 1 − z and 1 − n² of saturated gates are.
+GJ_MATH double product_variance(const spread& a, const spread& b) {
+  const double u = arithmetic().u;
+  return a.v * a.v * b.variance + b.v * b.v * a.variance + (u * a.variance) * (u * b.variance);
 }
+GJ_MATH spread operator*(const spread& a, const spread& b) { return rounded(a.v * b.v, product_variance(a, b)); }
 GJ_MATH spread operator/(const spread& a, const spread& b) {
   const double y = a.v / b.v;
   return rounded(y, (a.variance + y * y * b.variance) / (b.v * b.v));
@@ -52,11 +62,11 @@ GJ_MATH spread tanh_(const spread& x) {
 }
 GJ_MATH spread sigmoid_(const spread& x) {
   const double y = sigmoid_(x.v), slope = y * (1 - y);
-  return approximated(y, slope * slope * x.variance);
+  return vanishing(y, slope * slope * x.variance);
 }
 GJ_MATH spread exp_(const spread& x) {
   const double y = exp(x.v);
-  return approximated(y, y * y * x.variance);
+  return vanishing(y, y * y * x.variance);
 }
 GJ_MATH spread log_(const spread& x) { return approximated(log(x.v), x.variance / (x.v * x.v)); }
 // |√(v + δ) − √v| ≤ √|δ| where the slope is infinite, δ² = u²·variance.

@@ -98,7 +98,7 @@ struct Sum<spread> {
   }
   GJ_MATH void add_product(const spread& a, const spread& b) {
     sum.add_product(a.v, b.v);
-    carried += a.v * a.v * b.variance + b.v * b.v * a.variance;
+    carried += product_variance(a, b);
   }
   GJ_MATH spread result() const { return make_spread(sum.total, sum.variance() + carried); }
   static constexpr bool kSplits = false;

@@ -209,12 +209,12 @@ def test_low_precision(storage: int, accumulator: int, toward_zero: int) -> None
 # ---- noise
 
 # (η/u)² = 1/16 shows in every sum; whole numbers keep everything exact but (κΣ|s|/6)², which is written here as there.
-COARSE = Arithmetic(u=2.0**-24, kappa=0.25, eta=2.0**-26)
+COARSE = Arithmetic(u=2.0**-4, kappa=0.25, eta=2.0**-6)
 E = 1 / 16
 
 
 def variance_by_formula(a: np.ndarray, b: np.ndarray, va: np.ndarray, vb: np.ndarray) -> np.ndarray:
-    """docs/numerics.md, accumulation: K2(1 + m/2) + Σs² + (κΣ|s|/6)² + 2m(η/u)² + (A∘A)V(B) + V(A)(B∘B)."""
+    """docs/numerics.md, accumulation: K2(1 + m/2) + Σs² + (κΣ|s|/6)² + 2m(η/u)² + (A∘A)V(B) + V(A)(B∘B) + u²V(A)V(B)."""
     M, K = a.shape
     V = np.zeros((M, b.shape[1]))
     for i in range(M):
@@ -224,7 +224,7 @@ def variance_by_formula(a: np.ndarray, b: np.ndarray, va: np.ndarray, vb: np.nda
             equal = [np.sum((x[1:] == x[:-1]) & (x[1:] != 0)) > 0.2 * (K - 1) for x in (a[i], b[:, j])]
             weight = (1.0 if all(equal) else COARSE.kappa) * np.sum(np.abs(partial)) / 6.0
             own = np.sum(terms**2) * (1 + 0.5 * K) + np.sum(partial**2) + weight * weight if K > 1 else np.sum(terms**2)
-            V[i, j] = own + 2 * K * E + np.sum(a[i] ** 2 * vb[:, j] + va[i] * b[:, j] ** 2)
+            V[i, j] = own + 2 * K * E + np.sum(a[i] ** 2 * vb[:, j] + va[i] * b[:, j] ** 2 + COARSE.u**2 * va[i] * vb[:, j])
     return V
 
 
