@@ -36,7 +36,7 @@ __global__ void cross_entropy_backward(
   each_element(outer, inner, [=](Index e) {
     const T* row = row_of(y, e, classes, inner);
     for (Index i = 0; i < classes; i++) {
-      const T p = exp_(row[i * inner]);
+      const T p = probability(row[i * inner]);
       const T flow = i == target[e] ? p - constant<T>(1) : p;
       dx[row - y + i * inner] = target[e] == ignored ? constant<T>(0) : flow * dloss[e];
     }

@@ -13,15 +13,29 @@ GJ_MATH const T* row_of(const T* x, Index e, Index count, Index inner) {
 }
 template <class T>
 GJ_MATH T largest_of(const T* row, Index count, Index inner) {
-  T largest = row[0];
+  T largest = count > 0 ? row[0] : constant<T>(0);
   for (Index i = 1; i < count; i++)
     if (primal(row[i * inner]) > primal(largest) || primal(row[i * inner]) != primal(row[i * inner])) largest = row[i * inner];
   return largest;
 }
+// Whether x is −∞ (a masked class). It takes part in nothing, and so has no rounding error either.
+template <class T>
+GJ_MATH bool masked(const T& x) {
+  return primal(x) < -1.7976931348623157e308;
+}
+// exp(x − largest) and exp(x). Where all of a row is masked its softmax is NaN, from −∞ − (−∞).
+template <class T>
+GJ_MATH T exp_below(const T& x, const T& largest) {
+  return masked(x) && !masked(largest) ? constant<T>(0) : exp_(x - largest);
+}
+template <class T>
+GJ_MATH T probability(const T& x) {
+  return masked(x) ? constant<T>(0) : exp_(x);
+}
 template <class T>
 GJ_MATH T sum_of_exp(const T* row, const T& largest, Index count, Index inner) {
   Sum<T> sum;
-  for (Index i = 0; i < count; i++) sum.add(exp_(row[i * inner] - largest));
+  for (Index i = 0; i < count; i++) sum.add(exp_below(row[i * inner], largest));
   return sum.result();
 }
 
@@ -31,7 +45,7 @@ __global__ void softmax_forward(Index outer, Index count, Index inner, const T* 
   each_element(outer, inner, [=](Index e) {
     const T* row = row_of(x, e, count, inner);
     const T largest = largest_of(row, count, inner), sum = sum_of_exp(row, largest, count, inner);
-    for (Index i = 0; i < count; i++) y[row - x + i * inner] = exp_(row[i * inner] - largest) / sum;
+    for (Index i = 0; i < count; i++) y[row - x + i * inner] = exp_below(row[i * inner], largest) / sum;
   });
 }
 GJ_FORWARD_KERNEL(softmax_forward)
@@ -55,7 +69,11 @@ __global__ void log_softmax_forward(Index outer, Index count, Index inner, const
   each_element(outer, inner, [=](Index e) {
     const T* row = row_of(x, e, count, inner);
     const T largest = largest_of(row, count, inner), logarithm = log_(sum_of_exp(row, largest, count, inner));
-    for (Index i = 0; i < count; i++) y[row - x + i * inner] = (row[i * inner] - largest) - logarithm;
+    for (Index i = 0; i < count; i++) {
+      const T& value = row[i * inner];
+      y[row - x + i * inner] =
+          masked(value) && !masked(largest) ? constant<T>(primal(value)) : (value - largest) - logarithm;
+    }
   });
 }
 GJ_FORWARD_KERNEL(log_softmax_forward)
@@ -68,7 +86,7 @@ __global__ void log_softmax_backward(Index outer, Index count, Index inner, cons
     Sum<T> sum;
     for (Index i = 0; i < count; i++) sum.add(flow[i * inner]);
     const T total = sum.result();
-    for (Index i = 0; i < count; i++) dx[row - y + i * inner] = flow[i * inner] - exp_(row[i * inner]) * total;
+    for (Index i = 0; i < count; i++) dx[row - y + i * inner] = flow[i * inner] - probability(row[i * inner]) * total;
   });
 }
 GJ_KERNEL(log_softmax_backward)

@@ -26,7 +26,7 @@ class Movement(Op):
         return {"y": self.index(shapes["x"], values, attributes).shape}
 
     def forward(self, k: Kernels, x: Values, attributes: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:
-        index = self.index(x["x"].shape, _first_case(x), attributes)
+        index = self.index(x["x"].shape, first_case(x), attributes)
         return {"y": k.gather(x["x"], index)}, index
 
     def backward(
@@ -158,7 +158,7 @@ class Embedding(Op):
         return {"y": (*shapes["index"], weight[1])}
 
     def forward(self, k: Kernels, x: Values, attributes: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:
-        rows = np.asarray(_first_case(x)["index"])
+        rows = np.asarray(first_case(x)["index"])
         width = x["weight"].shape[1]
         index = rows[..., None] * width + np.arange(width)
         padding = attributes["padding_idx"]
@@ -203,7 +203,7 @@ def _numbers(shape: Sequence[int]) -> np.ndarray:
     return np.arange(int(np.prod(shape, dtype=np.int64))).reshape(tuple(shape))
 
 
-def _first_case(x: Values) -> dict[str, Any]:
+def first_case(x: Values) -> dict[str, Any]:
     """Integer inputs of the first case. Raises OpError unless they are the same in all: one map moves a whole batch."""
     found = {}
     for slot, value in x.items():

@@ -139,6 +139,19 @@ def _embedding(call: Call) -> Known | None:
     return Known("embedding", {"weight": call.args[0], "index": call.args[1]}, {"padding_idx": padding} if padding >= 0 else {})
 
 
+def _where(call: Call) -> Known | None:
+    """where(condition, a, b); its other form only tells where a condition holds."""
+    if len(call.args) != 3:
+        return None
+    condition, a, b = call.args
+    return Known("where", {"condition": condition, "a": a, "b": b})
+
+
+def _masked_fill(call: Call) -> Known | None:
+    x, mask, value = call.args[0], _argument(call, 1, "mask"), _argument(call, 2, "value")
+    return Known("where", {"condition": mask, "a": value, "b": x})
+
+
 def _reduction(op: str) -> Callable[[Call], Known | None]:
     def read(call: Call) -> Known | None:
         axis, keep = _argument(call, 1, "dim"), bool(_argument(call, 2, "keepdim", False))
@@ -167,6 +180,9 @@ _TABLE: Mapping[str, Callable[[Call], Known | None]] = {
     "rnn_tanh": _layer("rnn", activation="tanh"),
     "rnn_relu": _layer("rnn", activation="relu"),
     "embedding": _embedding,
+    "where": _where,
+    "masked_fill": _masked_fill,
+    "masked_fill_": _masked_fill,
     "mean": _reduction("mean"),
     "sum": _reduction("sum"),
     **{name: _along(op) for op in ("softmax", "log_softmax") for name in (op, f"_{op}", f"special_{op}")},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ def test_inside_the_budget(name: str, attributes: dict[str, Any], scalar: str) -
     """Against double-double, by the variance that `spread` propagates."""
     op, given, upstream = example(name, attributes)
     arithmetic = Arithmetic() if scalar == "float32" else WIDE
-    noise = everything(run(op, given.inputs, given.attributes, upstream, kernels("spread", **vars(arithmetic))))
+    noise = everything(run(op, given.inputs, given.attributes, upstream, kernels("spread", **asdict(arithmetic))))
     true = everything(run(op, given.inputs, given.attributes, upstream, kernels("double-double")))
     here = everything(run(op, given.inputs, given.attributes, upstream, kernels(scalar)))
     for key, tensor in here.items():
@@ -173,7 +174,7 @@ def test_exact_inputs_have_no_deviation(name: str) -> None:
     op, given, upstream = example(name)
     bound = everything(run(op, given.inputs, given.attributes, upstream, kernels("bound")))
     true = everything(run(op, given.inputs, given.attributes, upstream, kernels("double-double")))
-    noise = everything(run(op, given.inputs, given.attributes, upstream, kernels("spread", **vars(WIDE))))
+    noise = everything(run(op, given.inputs, given.attributes, upstream, kernels("spread", **asdict(WIDE))))
     for key, tensor in bound.items():
         assert not tensor.data[..., 1].any(), key
         budget = total_variance(noise[key])[0]

@@ -64,6 +64,7 @@ PROBLEMS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("matmul", {}, {"a": CUBE[0, 0], "b": CUBE[0, 0]}),
     *(("embedding", {"padding_idx": padding}, {}) for padding in (None, 2, -1)),
     ("transpose", {"axes": None}, {}),
+    ("where", {}, {"condition": np.array([2, 0, 1]), "a": np.array(0.5)}),
     ("slice", {"axis": -1, "start": None, "step": -2}, {}),
     *(("squared_error", {"reduction": r, "factor": f}, {}) for r in REDUCTIONS for f in (1.0, 0.5)),
     *(

@@ -1,4 +1,4 @@
-"""move, reshape, transpose, slice, embedding and join: where elements come from, and that their gradients go back there."""
+"""Ops that move: y has elements of the inputs, from where numpy would take them, and their gradients go back there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from guards import BACKWARD, Guarded, whole_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import mutually_broadcastable_shapes
 from problems import PLAIN, batch_is_indifferent, directional_gap, float32_values, kernels, run, worst_excess
 
 from gradjury.verify import ops
@@ -104,6 +105,29 @@ def test_embedding(padding: int | None, scalar: str) -> None:
     assert directional_gap(op, inputs, attributes) < 2.0**-98
 
 
+@settings(max_examples=40)
+@given(mutually_broadcastable_shapes(num_shapes=3, max_dims=3, min_side=0, max_side=4), st.sampled_from(BACKWARD))
+def test_where(shapes: Any, scalar: str) -> None:
+    """As numpy's, every input repeated as it must be; what was not taken gets no gradient."""
+    rng, k = np.random.default_rng(4), Guarded(scalar)
+    condition = rng.integers(0, 3, shapes.input_shapes[0])
+    a, b = (whole_numbers(rng, *shape) for shape in shapes.input_shapes[1:])
+    dy = whole_numbers(rng, *shapes.result_shape)
+    inputs = {"condition": condition, "a": a, "b": b}
+    found = run(ops.all_ops()["where"], inputs, {}, {"y": dy}, k, cases=2)
+    for case in range(2):
+        np.testing.assert_array_equal(k.whole(found.outputs["y"])[case], np.where(condition, a, b))
+        for slot, taken, x in (("a", condition != 0, a), ("b", condition == 0, b)):
+            np.testing.assert_array_equal(k.whole(found.gradients[slot])[case], summed(dy * taken, x.shape))
+    assert k.intact()
+
+
+def summed(whole: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A gradient summed over the axes along which its input was repeated."""
+    kept = whole.sum(tuple(range(whole.ndim - len(shape))))
+    return np.asarray(kept.sum(tuple(i for i, n in enumerate(shape) if n == 1 != kept.shape[i]), keepdims=True))
+
+
 @pytest.mark.parametrize("scalar", BACKWARD)
 @pytest.mark.parametrize("count", [1, 2, MOST])
 def test_join(count: int, scalar: str) -> None:
@@ -153,6 +177,13 @@ def test_batch_is_indifferent(name: str, scalar: str) -> None:
         ("reshape", {"x": (2, 3)}, None, {"shape": [4]}, "attribute shape: [4] does not hold the elements of x"),
         ("transpose", {"x": (2, 3)}, None, {"axes": [0, 0]}, "attribute axes: [0, 0] is no permutation of the axes"),
         ("slice", {"x": (2, 3)}, None, {"axis": 2}, "attribute axis: expected an axis of x of shape (2, 3), found 2"),
+        (
+            "where",
+            {"condition": (2,), "a": (3,), "b": ()},
+            None,
+            {},
+            "condition, a, b: expected shapes that broadcast, ",
+        ),
         ("slice", {"x": (2, 3)}, None, {"step": 0}, "attribute step: expected anything but 0"),
     ],
 )

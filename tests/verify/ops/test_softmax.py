@@ -7,6 +7,7 @@ from typing import Any
 import exact
 import numpy as np
 import pytest
+from guards import BACKWARD
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import PLAIN, batch_is_indifferent, directional_gap, float32_values, kernels, run, worst_excess
@@ -60,6 +61,47 @@ def test_certain_classes(scalar: str) -> None:
     found = run(ops.all_ops()["softmax"], inputs, {"axis": 1}, {"y": np.ones((2, 3))}, k)
     np.testing.assert_array_equal(k.values(found.outputs["y"])[0], [[0, 1, 0], [0.5, 0, 0.5]])
     np.testing.assert_array_equal(k.values(found.gradients["x"])[0], np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize("scalar", BACKWARD)
+@pytest.mark.parametrize("name", NAMES)
+def test_masked_classes(name: str, scalar: str) -> None:
+    """Classes at −∞, given or through a sum, take no part: the others are as if alone, with their errors and no more."""
+    k, op, add = kernels(scalar), ops.all_ops()[name], ops.all_ops()["add"]
+    rng = np.random.default_rng(6)
+    x, dy = float32_values(rng, 2, 5), float32_values(rng, 2, 5)
+    mask = np.array([0, -np.inf, 0, -np.inf, 0])
+    kept = np.isfinite(mask)
+    dy[:, ~kept] = 0
+    summed = run(add, {"a": x, "b": mask}, {}, {"y": np.ones((2, 5))}, k).outputs["y"]
+    for scores in (k.tensor((x + mask)[None]), summed):
+        outputs, saved = op.forward(k, {"x": scores}, {"axis": -1})
+        y = k.values(outputs["y"])[0]
+        dx = op.backward(k, {"x": scores}, {"axis": -1}, saved, {"y": k.tensor(dy[None])}, {"x"})["x"]
+        if name == "softmax":  # `noisy` lets anything underflow, in either direction
+            assert np.all(np.abs(y[:, ~kept]) <= (k.arithmetic.eta if scalar == "noisy" else 0))
+        else:
+            assert np.array_equal(y[:, ~kept], np.full((2, 2), -np.inf))
+        assert np.isfinite(y[:, kept]).all()
+        gradient = k.values(dx)[0]
+        assert np.isfinite(gradient).all()
+        if scalar in PLAIN:
+            alone = run(op, {"x": x[:, kept]}, {"axis": -1}, {"y": dy[:, kept]}, k)
+            assert not gradient[:, ~kept].any()
+            np.testing.assert_array_equal(y[:, kept], k.values(alone.outputs["y"])[0])
+            np.testing.assert_array_equal(gradient[:, kept], k.values(alone.gradients["x"])[0])
+        if scalar == "spread":
+            assert np.isfinite(dx.data[..., 1]).all()
+            assert np.isfinite(outputs["y"].data[..., 1]).all()
+
+
+@pytest.mark.parametrize("scalar", PLAIN)
+@pytest.mark.parametrize("name", NAMES)
+def test_all_masked(name: str, scalar: str) -> None:
+    """Nothing to choose from is NaN, as in PyTorch."""
+    k = kernels(scalar)
+    found = run(ops.all_ops()[name], {"x": np.full((1, 3), -np.inf)}, {}, {"y": np.ones((1, 3))}, k)
+    assert np.isnan(k.values(found.outputs["y"])).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
