@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
 from gradjury.verify.record.torch_draws import MAY_DRAW, Draw, Draws
 from gradjury.verify.record.torch_memory import alike
@@ -29,6 +30,10 @@ _QUESTIONS = (
     " register_hook backward numpy tolist __bool__ __set__ is_contiguous data_ptr storage_offset element_size __hash__"
 )
 _NOT_CALLS = {f"get_{name}" for name in _ATTRIBUTES.split()} | set(_QUESTIONS.split())
+REENTRANT = (
+    "torch.utils.checkpoint with use_reentrant=True runs forward again inside backward, where it cannot be recorded:"
+    " call it with use_reentrant=False"
+)
 _PARAMETERS = (".weight", ".weight_ih", ".weight_ih_l0")
 
 
@@ -68,6 +73,7 @@ class Capture:
         self.parts: dict[tuple[str, str], dict[int, list[torch.Tensor]]] = {}  # (tensor, call) -> argument -> gradients
         self.roots: list[tuple[str, torch.Tensor]] = []  # what backward started from, in order
         self.notes: list[str] = []
+        self.refused = ""  # why the step cannot be replayed without disturbing the user's model
         self._given = _parameter_names(models, self.notes) | {id(tensor): name for name, tensor in inputs.items()}
         self._known: dict[int, Ref] = {}
         self._version: dict[int, int] = {}
@@ -125,6 +131,8 @@ class Capture:
         apply = vars(torch.autograd.Function)["apply"].__func__
 
         def recorded(cls: type, *args: Any, **kwargs: Any) -> Any:
+            if cls is CheckpointFunction:
+                self.refused = REENTRANT
             function = functools.partial(apply, cls)
             function.__name__ = f"custom.{cls.__name__}"  # type: ignore[attr-defined]
             with torch._C.DisableTorchFunction():
@@ -283,6 +291,7 @@ class Capture:
 
 def _parameter_names(models: Sequence[Any], notes: list[str]) -> dict[int, str]:
     names: dict[int, str] = {}
+    filled = []
     for i, model in enumerate(models):
         for path, parameter in model.named_parameters(remove_duplicate=False):
             name = path if len(models) == 1 else f"{i}.{path}"
@@ -290,6 +299,11 @@ def _parameter_names(models: Sequence[Any], notes: list[str]) -> dict[int, str]:
                 notes.append(f"{name} is tied to {names[id(parameter)]}: one tensor under the latter's name")
             else:
                 names[id(parameter)] = name
+                if parameter.grad is not None and bool(parameter.grad.any()):
+                    filled.append(name)
+    if filled:
+        some = f"{', '.join(filled[:3])}{' …' if len(filled) > 3 else ''}"
+        notes.append(f"{some}: .grad was not empty when recording began: unless emptied, it then holds more than this step")
     return names
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradjury.verify.case import Case, Node, Testimony, Witness
+from gradjury.verify.case import Case, CaseError, Node, Testimony, Witness
 from gradjury.verify.record.simplify import simplify
 from gradjury.verify.record.torch_capture import Call, Capture
 from gradjury.verify.record.torch_ops import MOVES, known
@@ -20,7 +20,12 @@ JOINED = 16
 
 
 def to_case(capture: Capture, name: str) -> Case:
-    """The case with the testimony of `torch` at the step's own dtype and, replayed, at float64."""
+    """The case with the testimony of `torch` at the step's own dtype and, replayed, at float64.
+
+    Raises CaseError for a step that cannot be replayed.
+    """
+    if capture.refused:
+        raise CaseError(capture.refused)
     case = Case(name, [], notes=list(dict.fromkeys(capture.notes)))
     for call in capture.calls:
         _add(case, capture, call)
@@ -34,9 +39,6 @@ def to_case(capture: Capture, name: str) -> Case:
     _testify(case, capture.values, capture.gradients, _parts(case, capture))
     values, gradients = replay(capture, torch.float64)
     _testify(case, values, gradients, {})
-    mixed = [call.name for call in capture.calls if call.autocast]
-    if mixed:
-        case.notes.append(f"recorded under autocast: {', '.join(mixed[:5])}{' …' if len(mixed) > 5 else ''}")
     case.distrust = differs(capture) or ""
     return case
 

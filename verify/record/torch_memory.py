@@ -17,6 +17,8 @@ def alike(tensor: torch.Tensor) -> torch.Tensor:
     span = sum((n - 1) * step for n, step in zip(source.shape, source.stride(), strict=True)) + 1 if source.numel() else 0
     if source.layout != torch.strided or span > source.numel() or LINE % source.element_size():
         return source.clone()
+    memory = source.as_strided((span,), (1,))  # where elements share memory (expand), they do so in the copy
     room = torch.empty(span + LINE // source.element_size(), dtype=source.dtype, device=source.device)
     offset = (source.data_ptr() - room.data_ptr()) % LINE // source.element_size()
-    return room.as_strided(source.shape, source.stride(), offset).copy_(source)
+    room[offset : offset + span].copy_(memory)
+    return room.as_strided(source.shape, source.stride(), offset)

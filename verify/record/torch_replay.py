@@ -31,8 +31,10 @@ def replay(capture: Capture, dtype: torch.dtype | None) -> tuple[Tensors, Tensor
 def differs(capture: Capture) -> str | None:
     """Why the recording cannot be trusted: the first value or gradient that a replay at its own dtype does not repeat
     bit for bit (a hook that edits gradients, double backward, a call that was not seen). None if all are equal."""
-    if any(call.autocast for call in capture.calls):
-        return None  # replayed without autocast it cannot be bit-equal; its nodes are named in the notes
+    mixed = [call.name for call in capture.calls if call.autocast]
+    if mixed:
+        named = f"{', '.join(mixed[:5])}{' …' if len(mixed) > 5 else ''}"
+        return f"recorded under autocast ({named}), which mixes precisions: record the step without it to have it judged"
     values, gradients = replay(capture, None)
     for name, value in values.items():
         if not _same(value, capture.values[name]):
@@ -102,6 +104,13 @@ class _Replay:
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)))
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and bool(torch.equal(a.isnan(), b.isnan()) and torch.equal(_filled(a), _filled(b)))
+    )
 
 
+def _filled(tensor: torch.Tensor) -> torch.Tensor:
+    """NaN, which equals nothing, as zero; all else as it is."""
+    return torch.nan_to_num(tensor, nan=0.0, posinf=torch.inf, neginf=-torch.inf)
