@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,11 +50,23 @@ def _add(case: Case, capture: Capture, call: Call) -> None:
     if found is not None:
         inputs = {slot: _name(case, f"{call.name}.{slot}", value) for slot, value in found.inputs.items() if value is not None}
         outputs = dict(zip(found.outputs, call.outputs, strict=False))
-        case.graph.append(Node(call.name, found.op, inputs, outputs, found.attributes, call.step or None))
+        node = Node(call.name, found.op, inputs, outputs, found.attributes, call.step or None)
+        case.graph += _time_first(node) if found.batch_first else [node]
     elif not (call.called in MOVES and _add_move(case, capture, call)):
         inputs = {f"i{i}": ref.name for i, ref in enumerate(leaves((call.args, call.kwargs), Ref))}
         outputs = {f"o{i}": name for i, name in enumerate(call.outputs)}
         case.graph.append(Node(call.name, f"aten.{call.called.strip('_')}", inputs, outputs, {}, call.step or None))
+
+
+def _time_first(node: Node) -> list[Node]:
+    """A recurrent layer that has the batch first, as one that has time first, between two transpositions."""
+    x, y = f"{node.name}.x.time-first", f"{node.name}.y.time-first"
+    swap = {"axes": [1, 0, 2]}
+    return [
+        Node(f"{node.name}.x", "transpose", {"x": node.inputs["x"]}, {"y": x}, swap, node.step),
+        replace(node, inputs={**node.inputs, "x": x}, outputs={**node.outputs, "y": y}),
+        Node(f"{node.name}.y", "transpose", {"x": y}, {"y": node.outputs["y"]}, dict(swap), node.step),
+    ]
 
 
 def _add_move(case: Case, capture: Capture, call: Call) -> bool:

@@ -29,6 +29,7 @@ class Known:
     inputs: dict[str, Any]
     attributes: dict[str, Any] = field(default_factory=dict)
     outputs: tuple[str, ...] = ("y",)
+    batch_first: bool = False  # x and y are (batch, time, …), where the op wants time first
 
 
 def known(call: Call) -> Known | None:
@@ -127,9 +128,10 @@ def _layer(op: str, **attributes: str) -> Callable[[Call], Known | None]:
         if packed:
             return None
         x, h0, weights, _, layers, _, _, both_ways, batch_first = call.args
-        if layers != 1 or both_ways or batch_first:
+        if layers != 1 or both_ways:
             return None
-        return Known(op, {"x": x, "h0": h0, **dict(zip(WEIGHTS, weights, strict=False))}, attributes, ("y", "h_n"))
+        inputs = {"x": x, "h0": h0, **dict(zip(WEIGHTS, weights, strict=False))}
+        return Known(op, inputs, attributes, ("y", "h_n"), bool(batch_first))
 
     return read
 

@@ -96,3 +96,14 @@ def test_wrapped_models(step: tuple[Any, Any], wrap: Any) -> None:
     with gradjury.record(wrapped) as run:
         loss_of(wrapped(x)).backward()
     assert run.check().decision == "agree"
+
+
+@pytest.mark.parametrize("layer", [nn.GRU, nn.RNN])
+def test_a_recurrent_layer_with_the_batch_first(layer: Any) -> None:
+    torch.manual_seed(0)
+    model = layer(4, 6, batch_first=True)
+    with gradjury.record(model) as run:
+        loss_of(model(torch.randn(3, 5, 4))[0][:, -1]).backward()
+    report = run.check({name: p.grad for name, p in model.named_parameters()})
+    assert report.decision == "agree", report.text(verbose=True)
+    assert report.data["opaque"] == []
