@@ -60,8 +60,8 @@ GJ_MATH double uniform(unsigned long long key) {
 
 // y with its draw; `size` is the error's largest value in units of u. An infinity stays what it is.
 GJ_MATH noisy perturbed(double y, double size, unsigned long long key) {
-  if (fabs(y) > 1.7976931348623157e308) return make_noisy(y, key);
-  return make_noisy(y + uniform(key) * copysign(arithmetic().u * size + arithmetic().eta, y), key);
+  const double wanted = arithmetic().u * size + arithmetic().eta, largest = 1.7976931348623157e308;
+  return make_noisy(y + uniform(key) * copysign(wanted < largest ? wanted : largest, y), key);
 }
 // A function: in coherent replicas all elements share one draw per function.
 // `lost`: what may underflow in it beyond η.
