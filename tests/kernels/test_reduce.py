@@ -62,9 +62,7 @@ def test_any_axes(shape: list[int], data: st.DataObject, scalar: str, cases: int
 @pytest.mark.parametrize("inner", [1, 3, 16, 37])
 def test_every_step_rounds_in_order(inner: int, scalar: str, bits: int) -> None:
     """From the first to the last, in packs or alone."""
-    x = np.random.default_rng(2).uniform(0.1, 1, (2, 60, inner)).astype(np.float32).astype(float) * (
-        1 + (bits > 24) / 3
-    )
+    x = np.random.default_rng(2).uniform(0.1, 1, (2, 60, inner)).astype(np.float32).astype(float) * (1 + (bits > 24) / 3)
     k = Guarded(scalar)
     found = k.column_sum(k.tensor(x)).data
     for case in range(2):
