@@ -40,8 +40,13 @@ class Judgement:
         return any("undecided" in self._verdicts(name) for name in self.court.case.witnesses)
 
     @property
+    def doubtful(self) -> bool:
+        """Whether nobody may be accused: the reference contradicts itself, or the recording could not be replayed."""
+        return self.audit.disputed or bool(self.court.case.distrust)
+
+    @property
     def decision(self) -> str:
-        if self.audit.disputed or self.court.case.distrust:
+        if self.doubtful:
             return "undecided"
         return "wrong" if self.wrong else "undecided" if self.open else "agree"
 

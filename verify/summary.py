@@ -25,13 +25,15 @@ def summarise(judgement: Judgement, identities: Mapping[str, Any], *, strict: bo
         careless = {name for name, table in judgement.gradients.items() if _has(table, "low-precision")}
         wrong = [name for name in case.witnesses if name in wrong or name in careless]
     decision = judgement.decision
-    if strict and wrong and decision in ("agree", "undecided") and not judgement.audit.disputed:
+    if strict and wrong and not judgement.doubtful:
         decision = "wrong"
+    if decision != "wrong":
+        wrong = []
     return {
         "gradjury": 1,
         "case": case.name,
         "decision": decision,
-        "wrong": wrong if decision == "wrong" else [],
+        "wrong": wrong,
         "tensors": {key: _tensor(judgement, key) for key in court.keys},
         "causes": [_cause(f) for f in _merged(judgement.findings) if f.code != "precision"],
         "findings": [_precision(f) for f in _merged(judgement.findings) if f.code == "precision"],
