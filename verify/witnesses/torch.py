@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,28 +31,20 @@ class Framework:
     def precision(self) -> Iterator[None]:
         """No TF32, deterministic algorithms where there are any, no autocast; all settings are put back."""
         torch = self.module
-        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-        before = (
-            matmul.allow_tf32,
-            cudnn.allow_tf32,
-            cudnn.deterministic,
-            cudnn.benchmark,
-            torch.get_float32_matmul_precision(),
-        )
         deterministic = (
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
         )
-        torch.set_float32_matmul_precision("highest")
-        matmul.allow_tf32 = cudnn.allow_tf32 = cudnn.benchmark = False
-        cudnn.deterministic = True
+        switches = _switches(torch)
         torch.use_deterministic_algorithms(True, warn_only=True)
+        for switch in switches:
+            switch.write(switch.wanted)
         try:
             with torch.autocast(self.device, enabled=False), torch.enable_grad():
                 yield
         finally:
-            torch.set_float32_matmul_precision(before[4])
-            matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before[:4]
+            for switch in switches:
+                switch.write(switch.before)
             torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
 
     def tensor(self, array: np.ndarray, dtype: str | None, requires_grad: bool) -> Any:
@@ -81,6 +75,35 @@ class Framework:
 
     def array(self, tensor: Any) -> np.ndarray:
         return array(self.module, tensor)
+
+
+@dataclass(frozen=True)
+class _Switch:
+    """A setting: how to write it, what it was, and what full precision wants."""
+
+    write: Callable[[Any], None]
+    before: Any
+    wanted: Any
+
+
+def _switches(torch: Any) -> list[_Switch]:
+    """The settings that make float32 less than float32, in the order in which to write them: coarse ones first.
+
+    Newer versions have fine ones for each backend, and refuse to read the coarse ones where somebody has set only some
+    of the fine ones: these are then left alone.
+    """
+    cudnn, onednn, matmul = torch.backends.cudnn, torch.backends.mkldnn, torch.backends.cuda.matmul
+    found = []
+    with suppress(RuntimeError):
+        found.append(_Switch(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision(), "highest"))
+    attributes = [(cudnn, "allow_tf32", False), (cudnn, "benchmark", False), (cudnn, "deterministic", True)]
+    if hasattr(torch.backends, "fp32_precision"):
+        places = (matmul, cudnn.conv, cudnn.rnn, onednn.matmul, onednn.conv, onednn.rnn)
+        attributes += [(place, "fp32_precision", "ieee") for place in places]
+    for owner, name, wanted in attributes:
+        with suppress(RuntimeError):
+            found.append(_Switch(partial(setattr, owner, name), getattr(owner, name), wanted))
+    return found
 
 
 def array(torch: Any, tensor: Any) -> np.ndarray:
