@@ -7,6 +7,7 @@ inside a number that was cut, one space more where the cut fell between two numb
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import numpy as np
 
 from gradjury.verify.errors import CaseError
 
-HEADING = re.compile(r"\bstep\s*[-_#:=]?\s*(\d+)", re.IGNORECASE)
+HEADING = re.compile(r"\bstep\s*[-_#:=]?\s*(\d{1,18})", re.IGNORECASE)
 EVALUATOR = re.compile(r"layer=(\S+) new grad matrix:")
 EVALUATOR_DATA = re.compile(r"Evaluator\.cpp:\d+\] (?=[\s\d+\-.naif])(.*)$")
 FLUID = re.compile(r"Tensor\[([^\]\s]+)\]")
@@ -111,7 +112,7 @@ def _fill(block: _Block, line: str) -> bool:
     """Takes a line into the block; False if it does not belong there."""
     shape = SHAPE.search(line)
     if block.format == "fluid" and shape is not None:
-        block.shape = tuple(int(n) for n in shape.group(1).split(",") if n.strip())
+        block.shape = tuple(int(n) for n in re.findall(r"\d{1,18}", shape.group(1)))
         return True
     data = (FLUID_DATA if block.format == "fluid" else EVALUATOR_DATA).search(line)
     if block.text is None:
@@ -126,7 +127,7 @@ def _fill(block: _Block, line: str) -> bool:
 def _finish(block: _Block | None, source: str) -> list[Print]:
     if block is None or block.text is None:
         return []
-    expected = int(np.prod(block.shape)) if block.shape is not None else None
+    expected = math.prod(block.shape) if block.shape is not None else None
     text = block.text.split("]")[0]
     tokens = _split_commas(text) if block.format == "fluid" else _split_spaces(text)
     literals = [token for token in tokens if NUMBER.fullmatch(token)]

@@ -151,3 +151,15 @@ def test_one_party_in_one_file_asks_for_the_other(tmp_path: Path) -> None:
 def test_nothing_of_equal_size(tmp_path: Path) -> None:
     with pytest.raises(LogError, match="nothing to compare"):
         compare(*two_files(tmp_path, v1("a", "1 2"), fluid("p", "3,", "1,2,3")))
+
+
+@given(shape=st.text("0123456789, \t", max_size=40))
+def test_any_declared_shape_is_read(shape: str) -> None:
+    """Also where wrapping has taken a comma or put a gutter into it."""
+    assert one(fluid("x", shape, "1,2")).values.tolist() == [1.0, 2.0]
+
+
+def test_absurdly_long_numbers_are_no_crash() -> None:
+    """Python refuses to read whole numbers of more than 4300 digits."""
+    digits = "9" * 5000
+    assert [p.values.tolist() for p in parse([f"step {digits}", *fluid("x", digits, "1,2")])] == [[1.0, 2.0]]
