@@ -62,6 +62,11 @@ def test_an_error_in_the_forward_is_where_it_starts() -> None:
     }
 
 
+def test_a_wrong_start_is_no_nodes_fault() -> None:
+    """The gradient of the graph's output is given: if that is wrong already, no node made it so."""
+    assert first_wrong("a3", "W3") is None
+
+
 def test_nobody_wrong_has_no_place() -> None:
     assert first_wrong() is None
 

@@ -96,7 +96,8 @@ def _switches(torch: Any) -> list[_Switch]:
     found = []
     with suppress(RuntimeError):
         found.append(_Switch(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision(), "highest"))
-    attributes = [(cudnn, "allow_tf32", False), (cudnn, "benchmark", False), (cudnn, "deterministic", True)]
+    attributes: list[tuple[Any, str, Any]] = [(cudnn, "allow_tf32", False), (cudnn, "benchmark", False)]
+    attributes.append((cudnn, "deterministic", True))
     if hasattr(torch.backends, "fp32_precision"):
         places = (matmul, cudnn.conv, cudnn.rnn, onednn.matmul, onednn.conv, onednn.rnn)
         attributes += [(place, "fp32_precision", "ieee") for place in places]
