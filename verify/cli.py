@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -108,14 +108,14 @@ def _witness(text: str) -> str:
     try:
         parse(text)
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+        _refuse(str(error))
     return text
 
 
 def _definition(text: str) -> tuple[str, Any]:
     setting, equals, value = text.partition("=")
     if not equals or "." not in setting:
-        raise typer.BadParameter(f"expected OP.ATTRIBUTE=VALUE such as gru.update=keeps-candidate, found {text!r}")
+        _refuse(f"--define {text!r}: expected OP.ATTRIBUTE=VALUE such as gru.update=keeps-candidate")
     try:
         return setting, json.loads(value)
     except ValueError:
@@ -171,8 +171,7 @@ def case_new(
             raise CaseError(f"{path}: is there already; --force writes over it")
         write_case(made, path)
     except CaseError as error:
-        _complain(str(error))
-        raise typer.Exit(outcome.UNREADABLE) from None
+        _refuse(str(error))
     print(f"{path}: {op} with {', '.join(made.values)}; put your gradients under grad/mine/float32/NAME, then")
     print(f"  gradjury verify {path}")
 
@@ -253,6 +252,12 @@ def _finish(outcomes: list[Outcome], *, as_json: bool, verbose: bool, single: bo
                     print()
                 found.report.show(verbose=verbose)
     raise typer.Exit(outcome.exit_code(outcomes))
+
+
+def _refuse(message: str) -> NoReturn:
+    """Ends the command over input that cannot be used."""
+    _complain(message)
+    raise typer.Exit(outcome.UNREADABLE)
 
 
 def _complain(message: str) -> None:

@@ -18,31 +18,26 @@ GJ_MATH Channel channel_of(Index b, Index rows, Index channels, Index inner) {
   return {(outer * rows * channels + channel) * inner, rows, inner, channels * inner};
 }
 
-// body(offset, width) for every element that is this thread's: packs of W where they fit, single elements else.
+// Calls packed(offset) for every pack of W elements that is this thread's, and single(offset) for each element left over.
+// On a GPU threads share (row, column) pairs instead, so that short rows keep them busy, and everything is single.
+#if defined(GJ_DEVICE)
+#define GJ_EACH_OF_CHANNEL(c, W, packed, single) \
+  for (Index e = threadIdx.x; e < (c).rows * (c).inner; e += blockDim.x) single((c).first + e / (c).inner * (c).stride + e % (c).inner)
+#else
+#define GJ_EACH_OF_CHANNEL(c, W, packed, single) each_of_channel<W>(c, packed, single)
 template <int W, class Packed, class Single>
 GJ_MATH void each_of_channel(const Channel& c, Packed packed, Single single) {
   const Index packs = c.inner / W, thread = threadIdx.x, threads = blockDim.x;
-#if defined(GJ_DEVICE)
-  for (Index i = 0; i < c.rows; i++)
-    for (Index j = thread; j < c.inner; j += threads) single(c.first + i * c.stride + j);
-#else
   for (Index i = c.rows * thread / threads; i < c.rows * (thread + 1) / threads; i++) {
     const Index row = c.first + i * c.stride;
     if constexpr (W > 1)
       for (Index p = 0; p < packs; p++) packed(row + p * W);
     for (Index j = W > 1 ? packs * W : 0; j < c.inner; j++) single(row + j);
   }
-#endif
 }
-// On a GPU threads share (row, column) pairs instead, so that short rows keep them busy.
-#if defined(GJ_DEVICE)
-#define GJ_EACH_OF_CHANNEL(c, W, packed, single) \
-  for (Index e = threadIdx.x; e < (c).rows * (c).inner; e += blockDim.x) single((c).first + e / (c).inner * (c).stride + e % (c).inner)
-#else
-#define GJ_EACH_OF_CHANNEL(c, W, packed, single) each_of_channel<W>(c, packed, single)
 #endif
 
-// The sum over the block's threads, the same in each; in the order of the threads.
+// The sum over the block's threads (a power of two, 256 at most), the same in each: pairwise, in a fixed order.
 template <class T>
 GJ_MATH T block_sum(const T& mine) {
   GJ_SHARED(totals, T[256]);
@@ -81,6 +76,18 @@ GJ_MATH noisy with_folded_rounding(const noisy& y, const noisy& x, const noisy& 
   return perturbed(y.v, fabs(slope.v) * (fabs(x.v) + fabs(mean.v)), key_of(kExtra, y.key, x.key));
 }
 
+// y = (x − μ)·r·weight + bias; weight and bias: of this channel, or null.
+template <class T>
+GJ_HOT void affine_apply(const Channel& c, const T* x, T mu, T r, const T* weight, const T* bias, T* y) {
+  const T slope = weight ? r * *weight : r;
+  auto value = [&](Index o) {
+    const T normal = (x[o] - mu) * r;
+    const T scaled = weight ? normal * *weight : normal;
+    y[o] = with_folded_rounding(bias ? scaled + *bias : scaled, x[o], mu, slope);
+  };
+  GJ_EACH_OF_CHANNEL(c, 1, value, value);
+}
+
 // mean and r per channel, then y. weight and bias may be null.
 template <class T>
 __global__ void batchnorm_forward(
@@ -104,13 +111,7 @@ __global__ void batchnorm_forward(
         }));
     const T r = rsqrt_(squares / count + constant<T>(epsilon));
     if (threadIdx.x == 0) mean[b] = mu, rstd[b] = r;
-    const T slope = weight ? r * weight[b] : r;
-    auto value = [=](Index o) {
-      const T normal = (x[o] - mu) * r;
-      const T scaled = weight ? normal * weight[b] : normal;
-      y[o] = with_folded_rounding(bias ? scaled + bias[b] : scaled, x[o], mu, slope);
-    };
-    GJ_EACH_OF_CHANNEL(c, 1, value, value);
+    affine_apply<T>(c, x, mu, r, weight ? weight + b : nullptr, bias ? bias + b : nullptr, y);
   }
 }
 GJ_FORWARD_KERNEL(batchnorm_forward)
@@ -153,7 +154,7 @@ GJ_HOT void backward_apply(const Channel& c, const T* x, const T* dy, T mu, T by
   GJ_EACH_OF_CHANNEL(c, W, packed, single);
 }
 
-// From the statistics that the forward kept: dx, dweight, dbias (per case, null where not wanted).
+// From the statistics that the forward kept: dx, dweight, dbias (per case; all three are written). weight may be null.
 template <class T>
 __global__ void batchnorm_backward(
     Index outer, Index rows, Index channels, Index inner, const T* x, const T* weight, const T* mean, const T* rstd, const T* dy,
@@ -191,13 +192,7 @@ __global__ void batchnorm_fixed_forward(
   for (Index b = blockIdx.x; b < outer * channels; b += gridDim.x) {
     const Channel c = channel_of(b, rows, channels, inner);
     const T mu = mean[b], r = rsqrt_(variance[b] + constant<T>(epsilon));
-    const T slope = weight ? r * weight[b] : r;
-    auto value = [=](Index o) {
-      const T normal = (x[o] - mu) * r;
-      const T scaled = weight ? normal * weight[b] : normal;
-      y[o] = with_folded_rounding(bias ? scaled + bias[b] : scaled, x[o], mu, slope);
-    };
-    GJ_EACH_OF_CHANNEL(c, 1, value, value);
+    affine_apply<T>(c, x, mu, r, weight ? weight + b : nullptr, bias ? bias + b : nullptr, y);
   }
 }
 GJ_FORWARD_KERNEL(batchnorm_fixed_forward)

@@ -73,6 +73,10 @@ def _agree(data: Json, found: list[Row]) -> str:
     rough = {(row.place, row.tensor) for row in found if row.verdict == "low-precision"}
     if rough:
         return f"NOBODY IS WRONG, but {_of(rough, everything)} have less precision than their dtype."
+    explained = {("gradient", tensor) for cause in data["causes"] for tensor in cause["tensors"]}
+    if explained:
+        other = "a part of the gradient where the whole was asked, or the whole for a part; as that, right"
+        return f"NOBODY IS WRONG. {_of(explained, everything)}: {other}."
     count = len(everything)
     noun = "gradients" if all(place == "gradient" for place, _ in everything) else "gradients and forward values"
     if data.get("by_vote_alone"):

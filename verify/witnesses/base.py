@@ -113,11 +113,14 @@ class Framework(Protocol):
     def run(self, op: Any, inputs: dict[str, Any], attributes: dict[str, Any]) -> dict[str, Any]:
         """The op (of verify/ops) in this framework: outputs by slot."""
 
+    def array(self, tensor: Any) -> np.ndarray:
+        """The tensor's values; bfloat16 as float32."""
+
     def backward(self, outputs: Sequence[Any], upstreams: Sequence[Any]) -> None:
         """One backward pass from all outputs at once."""
+        if outputs:
+            self.module.autograd.backward(list(outputs), list(upstreams))
 
     def gradient(self, tensor: Any) -> np.ndarray | None:
         """The gradient gathered in a leaf or a watched tensor; None if there is none. bfloat16 as float32."""
-
-    def array(self, tensor: Any) -> np.ndarray:
-        """The tensor's values; bfloat16 as float32."""
+        return None if tensor.grad is None else self.array(tensor.grad)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gradjury.verify.witnesses import base
 from gradjury.verify.witnesses.base import Identity
 
 DETERMINISTIC = {  # settings of the GPU builds
@@ -20,7 +21,7 @@ DETERMINISTIC = {  # settings of the GPU builds
 TF32_SWITCHES = ("cublas_switch", "cudnn_switch")  # get_…/set_… of the GPU builds: whether TF32 may be used
 
 
-class Framework:
+class Framework(base.Framework):
     """base.Framework for paddle."""
 
     def __init__(self, device: str) -> None:
@@ -74,13 +75,6 @@ class Framework:
     def run(self, op: Any, inputs: dict[str, Any], attributes: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = op.paddle(self.module, inputs, attributes)
         return found
-
-    def backward(self, outputs: Sequence[Any], upstreams: Sequence[Any]) -> None:
-        if outputs:
-            self.module.autograd.backward(list(outputs), list(upstreams))
-
-    def gradient(self, tensor: Any) -> np.ndarray | None:
-        return None if tensor.grad is None else self.array(tensor.grad)
 
     def array(self, tensor: Any) -> np.ndarray:
         return array(self.module, tensor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from gradjury.verify.witnesses import base
 from gradjury.verify.witnesses.base import Identity
 
 
-class Framework:
+class Framework(base.Framework):
     """base.Framework for torch."""
 
     def __init__(self, device: str) -> None:
@@ -65,13 +66,6 @@ class Framework:
     def run(self, op: Any, inputs: dict[str, Any], attributes: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = op.torch(self.module, inputs, attributes)
         return found
-
-    def backward(self, outputs: Sequence[Any], upstreams: Sequence[Any]) -> None:
-        if outputs:
-            self.module.autograd.backward(list(outputs), list(upstreams))
-
-    def gradient(self, tensor: Any) -> np.ndarray | None:
-        return None if tensor.grad is None else self.array(tensor.grad)
 
     def array(self, tensor: Any) -> np.ndarray:
         return array(self.module, tensor)
