@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,21 @@ def test_a_slip_far_below_the_testimonys_rounding_is_found(dtype: str, slip: flo
     assert not audited(case, dtype).disputed
     monkeypatch.setattr(type(op), "backward", slipped)
     assert audited(case, dtype).disputed
+
+
+def test_an_input_far_from_zero_does_not_drown_a_slip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A direction is as large as its input varies: steps as large as a mean of 2^40 would hide a slip in another gradient."""
+    case = small_cases.linear(3, 4, 2)
+    case.values["b"] = (2.0**40 + np.array([0.0, 2.0**17])).astype(np.float32)
+    assert not audited(case, "float32").disputed
+    right = Reference.gradient
+
+    def slipped(self: Reference, key: str) -> Any:
+        found = right(self, key)
+        return replace(found, high=found.high * (1 + 1e-6)) if key == "W" and found is not None else found
+
+    monkeypatch.setattr(Reference, "gradient", slipped)
+    assert audited(case, "float32").disputed
 
 
 def test_kinks_take_the_side_of_the_point_itself() -> None:

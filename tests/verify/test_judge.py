@@ -72,6 +72,17 @@ def test_noise_beyond_the_budget_of_a_zero_is_wrong() -> None:
     assert judge_case(say(case, float32=said)).wrong == ["mine"]
 
 
+def test_the_noise_of_a_zero_that_grows_with_a_factor_is_put_down_to_the_factor() -> None:
+    """A bias before batchnorm has gradient zero: 2^12 times its noise is over the line, and no mistake of its own."""
+    case = normed_case()
+    gradients = {key: g * np.float32(4096) for key, g in honest(case).items()}
+    (cause,) = judge_case(say(case, float32=gradients)).data["causes"]
+    assert cause["cause"] == "scale.constant" and "b" in cause["tensors"]
+    gradients["b"] = honest(case)["b"] + np.float32(0.25)
+    causes = judge_case(say(case, float32=gradients)).data["causes"]
+    assert not any("b" in c["tensors"] for c in causes if c["cause"] == "scale.constant")
+
+
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 1e-3), ("float64", 1e-11)])
 def test_one_element_off_is_wrong_and_found(dtype: str, size: float) -> None:
     case = linear_case()

@@ -90,6 +90,12 @@ def test_nobody_is_wrong() -> None:
     says(Report(data(tensors=two)), "NOBODY IS WRONG. All 2 gradients are within rounding.")
 
 
+def test_a_part_taken_for_the_whole_is_not_called_rounding() -> None:
+    two = {"a": tensor(mine=finding()), "b": tensor(mine=finding())}
+    cause = {"witness": "mine", "cause": "accumulate.partial", "kind": "harness", "tensors": ["a"], "evidence": ""}
+    says(Report(data(tensors=two, causes=[cause])), "NOBODY IS WRONG. 1 of 2 gradients: a part of the gradient where")
+
+
 def test_nothing_to_judge_is_not_called_right() -> None:
     says(Report(data(tensors={})), "NOTHING TO JUDGE. No witness gave a gradient.")
 

@@ -37,6 +37,9 @@ def explain(
     found += [f for key in left if (f := pattern.structured(statement, measured[key])) is not None]
     structured = len(left) > len(_without(left, found))
     left = _without(left, found)
+    scaled = [key for f in found if f.code == pattern.SCALED for key in f.tensors]
+    found += pattern.noise_of_scaled(statement, measured, scaled, left)
+    left = _without(left, found)
     if left and sound and not structured and not _sparse(measured, left):
         found += _some(precision.loose(court, statement, measured, left))
         left = _without(left, found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from gradjury.verify.court import Statement
 from gradjury.verify.measure import Measurement
 from gradjury.verify.verdict import Finding
 
+SCALED = "scale.constant"
 LEAST = 4  # a factor is one free parameter: it has to explain more elements than that
 
 
@@ -21,6 +22,16 @@ def structured(statement: Statement, measured: Measurement) -> Finding | None:
 def located(statement: Statement, measured: Measurement) -> Finding | None:
     """The error is confined to one element or to few rows."""
     return _first((_single_element, _rows), statement, measured)
+
+
+def noise_of_scaled(
+    statement: Statement, measured: Mapping[str, Measurement], scaled: list[str], left: list[str]
+) -> list[Finding]:
+    """The tensors of `left` that are exactly zero and whose noise has grown by the factor of the tensors in `scaled`."""
+    largest = max((abs(_factor(measured[key])) for key in scaled), default=0.0)
+    keys = [key for key in left if (m := measured[key]).zero and bool((np.abs(m.error) <= largest * m.budget).all())]
+    evidence = "exactly zero: its noise grew by the factor of the other gradients"
+    return [Finding(statement.witness.name, statement.dtype, SCALED, "mistake", [key], evidence) for key in keys]
 
 
 Pattern = Callable[[Measurement], tuple[str, str] | None]
@@ -59,10 +70,16 @@ def _scaled(m: Measurement) -> tuple[str, str] | None:
     g = m.exact.high
     if int((np.abs(g) > m.budget).sum()) < LEAST:
         return None
-    factor = float(np.vdot(g, m.testimony) / np.vdot(g, g))
+    factor = _factor(m)
     if factor == 0 or not _fits(m, m.testimony / factor):
         return None
-    return "scale.constant", f"{factor:.6g} times the exact gradient"
+    return SCALED, f"{factor:.6g} times the exact gradient"
+
+
+def _factor(m: Measurement) -> float:
+    """The multiple of the exact gradient (not zero) that comes nearest to the testimony."""
+    g = m.exact.high
+    return float(np.vdot(g, m.testimony) / np.vdot(g, g))
 
 
 def _single_element(m: Measurement) -> tuple[str, str] | None:
