@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import exact
 import numpy as np
 import pytest
 import small_cases
@@ -16,13 +17,13 @@ from gradjury.verify.case import Case, Node
 from gradjury.verify.execute import Backward, Forward
 
 
-def kernels() -> Kernels:
+def kernels(scalar: str = "float64") -> Kernels:
     """Results start as NaN, so that nothing unwritten passes for a number."""
-    return Kernels(engine("host"), SCALARS["float64"], poison=True)
+    return Kernels(engine("host"), SCALARS[scalar], poison=True)
 
 
 def run(case: Case, **options: Any) -> tuple[Kernels, Forward, Backward]:
-    k = kernels()
+    k = kernels(options.pop("scalar", "float64"))
     rows = options.pop("rows", 1)
     forward = execute.forward(case, k, execute.load(case, k, case.values, rows), {})
     upstream = {key: k.tensor(np.broadcast_to(g, (rows, *g.shape))) for key, g in case.upstream.items()}
@@ -36,17 +37,20 @@ def whole(k: Kernels, back: Backward, key: str) -> np.ndarray:
 
 
 def test_gradients_of_two_branches_by_formula() -> None:
+    """In double-double, so that every gradient is the exact one rounded to float64."""
     case = small_cases.branches()
-    k, forward, back = run(case)
-    h = case.values["x"].astype(float) @ case.values["W"].T.astype(float) + case.values["b"]
-    dy, s = case.upstream["y"].astype(float), 1 / (1 + np.exp(-h))
-    left, right = dy * (1 - np.tanh(h) ** 2), dy * s * (1 - s)
-    np.testing.assert_allclose(k.values(forward.values["h"])[0], h, rtol=1e-13, atol=1e-14)
-    for key, expected in {
-        "y": dy, "l": dy, "r": dy, "h@left": left, "h@right": right, "h": left + right,
-        "b": (left + right).sum(0), "W": (left + right).T @ case.values["x"], "x": (left + right) @ case.values["W"],
-    }.items():
-        np.testing.assert_allclose(whole(k, back, key), expected, rtol=1e-12, atol=1e-13, err_msg=key)
+    k, forward, back = run(case, scalar="double-double")
+    given = {name: exact.variables(case.values[name]) for name in ("x", "W", "b")}
+    h = given["x"] @ given["W"].T + given["b"]
+    left, right = exact.tanh(h), exact.sigmoid(h)
+    upstream = {"y": case.upstream["y"]}
+    expected = exact.gradients({"y": left + right}, upstream, {**given, "h": h, "l": left, "r": right})
+    expected["y"] = exact.values(exact.variables(case.upstream["y"]))
+    expected["h@left"] = exact.gradients({"y": left}, upstream, {"h": h})["h"]
+    expected["h@right"] = exact.gradients({"y": right}, upstream, {"h": h})["h"]
+    np.testing.assert_array_equal(k.values(forward.values["h"])[0], exact.values(h).astype(float))
+    for key, gradient in expected.items():
+        np.testing.assert_array_equal(whole(k, back, key), gradient.astype(float), err_msg=key)
 
 
 def test_a_node_that_uses_a_tensor_twice_has_a_part_per_input_and_their_sum() -> None:
@@ -58,11 +62,13 @@ def test_a_node_that_uses_a_tensor_twice_has_a_part_per_input_and_their_sum() ->
 
 
 def test_an_upstream_in_the_middle_is_added_to_what_flows_back() -> None:
-    case = small_cases.branches()
-    k, _, before = run(case)
-    case.upstream["h"] = np.ones((8, 4))
-    more, _, after = run(case)
-    np.testing.assert_allclose(whole(more, after, "h"), whole(k, before, "h") + 1, rtol=0, atol=1e-15)
+    """All numbers are whole: h = 2x, y = h², dh = 2h·dy + 1, dx = 2·dh."""
+    double = Node("double", "linear", {"x": "x", "weight": "W"}, {"y": "h"})
+    square = Node("square", "multiply", {"a": "h", "b": "h"}, {"y": "y"})
+    values = {"x": np.array([[3.0], [-5.0]]), "W": np.array([[2.0]])}
+    case = Case("middle", [double, square], values, {"y": np.array([[1.0], [4.0]]), "h": np.ones((2, 1))})
+    k, _, back = run(case)
+    assert {key: whole(k, back, key).ravel().tolist() for key in ("h", "x")} == {"h": [13.0, -79.0], "x": [26.0, -158.0]}
 
 
 def test_a_replaced_gradient_is_what_everything_behind_follows_from() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -82,7 +83,7 @@ def test_parts_are_looked_up_like_wholes() -> None:
     found = reference(small_cases.branches())
     left, right, whole = (found.gradient(key) for key in ("h@left", "h@right", "h"))
     assert left is not None and right is not None and whole is not None
-    np.testing.assert_allclose(left.high + right.high, whole.high, rtol=1e-14, atol=1e-15)
+    np.testing.assert_array_equal(left.high + right.high, whole.high)
     assert found.budget("h@left").shape == (8, 4)
 
 
@@ -116,9 +117,9 @@ def test_the_budget_is_made_as_the_document_says(dtype: str) -> None:
     found, p = reference(small_cases.linear(), dtype), PRECISIONS[dtype]
     scale = found.scale("W")
     expected = p.threshold * (confidence(scale.size) * p.u * scale * (1 + found.u / p.u) + 4 * p.least)
-    np.testing.assert_allclose(found.budget("W"), expected, rtol=1e-14)
-    wider = confidence(scale.size) * p.u * found.scale("W", replicas=True)
-    np.testing.assert_allclose(found.bound("W", replicas=True), wider, rtol=1e-4)
+    np.testing.assert_array_equal(found.budget("W"), expected)
+    wider = confidence(scale.size) * p.u * found.scale("W", replicas=True) * (1 + found.u / p.u)
+    np.testing.assert_array_equal(found.bound("W", replicas=True), wider)
 
 
 def test_confidence_grows_with_the_elements() -> None:
@@ -137,7 +138,9 @@ def test_replicas_only_widen() -> None:
 def test_a_larger_unit_roundoff_widens_the_budget_in_proportion() -> None:
     case = small_cases.linear()
     plain, coarse = reference(case), reference(case, assumptions=Assumptions(u=2.0**-14))
-    np.testing.assert_allclose(coarse.budget("W") / plain.budget("W"), 2.0**10, rtol=1e-3)
+    np.testing.assert_array_equal(coarse.scale("W"), plain.scale("W"))
+    expected = confidence(coarse.scale("W").size) * 2.0**-14 * coarse.scale("W") * (1 + coarse.u / 2.0**-14)
+    np.testing.assert_array_equal(coarse.bound("W"), expected)
 
 
 def test_less_precise_functions_widen_what_depends_on_them() -> None:
@@ -152,8 +155,8 @@ def test_emulated_operands_are_those_of_numpy() -> None:
     case = small_cases.linear()
     found = reference(case).emulated({"operand_bits": 8})
     x, dy = (round_to_bits(a, 8, 0.0) for a in (case.values["x"], case.upstream["y"]))
-    np.testing.assert_allclose(found["W"], dy.T @ x, rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(found["b"], case.upstream["y"].sum(0, dtype=np.float64), rtol=1e-12)
+    np.testing.assert_array_equal(found["W"], dy.T @ x)
+    np.testing.assert_array_equal(found["b"], case.upstream["y"].sum(0, dtype=np.float64))
 
 
 def test_a_replaced_gradient_changes_what_lies_behind() -> None:
@@ -201,12 +204,14 @@ def test_the_directional_derivative_is_the_gradients(dtype: str) -> None:
     direction = np.ones((9, 17))
     terms, gradient = found.directional_derivative({"W": direction}), found.gradient("W")
     assert gradient is not None
-    assert terms.sum() == pytest.approx(gradient.high.sum(), rel=1e-10)
+    gap = abs(math.fsum([*terms, *-gradient.high.ravel(), *(() if gradient.low is None else -gradient.low.ravel())]))
+    assert gap <= found.rounding_of(terms) + found.own_bound("W").sum()
 
 
 def test_root_mean_square_of_tiny_and_of_very_different_numbers() -> None:
-    """Squares of 1e-200 vanish, and so would those of a small element beside a large one."""
-    rows = np.array([[3e-200, 1e150, 0.0, np.inf], [4e-200, -1e150, 0.0, 1.0]])
+    """Squares of 2^-700 vanish, and so would those of a small element beside a large one."""
+    tiny = 2.0**-700
+    rows = np.array([[3 * tiny, 1e150, 0.0, np.inf], [4 * tiny, -1e150, 0.0, 1.0]])
     found = _root_mean_square(rows)
-    np.testing.assert_allclose(found[:3], [np.sqrt(12.5) * 1e-200, 1e150, 0.0], rtol=1e-12)
+    np.testing.assert_array_equal(found[:3], [np.sqrt(12.5) * tiny, 1e150, 0.0])
     assert found[3] == 0
