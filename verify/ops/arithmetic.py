@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,9 +49,9 @@ class Binary(Op):
             found[slot] = whole if whole.shape == x[slot].shape else k.unbroadcast(modes.flatten(whole), x[slot].shape)
         return found
 
+    @abstractmethod
     def _flow(self, k: Kernels, flow: Tensor, slot: str, a: Tensor, b: Tensor, y: Tensor) -> Tensor:
         """The gradient of one operand before it is summed over repeated axes."""
-        raise NotImplementedError
 
     def torch(self, torch: Any, x: Values, attributes: Mapping[str, Any]) -> dict[str, Any]:
         return {"y": getattr(torch, self.name)(x["a"], x["b"])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,7 +68,7 @@ class Example:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
-class Op:
+class Op(ABC):
     """One differentiable operation. Subclasses declare, and call kernels; they do no arithmetic of their own."""
 
     name: str
@@ -78,14 +79,15 @@ class Op:
     paddle_outputs: Mapping[str, str] = {}  # outputs that PaddlePaddle stores otherwise: as Slot.paddle
     kink_of_input = False  # whether the kink's side can be read off the input x
 
+    @abstractmethod
     def shapes(self, shapes: Mapping[str, Shape], values: Values, attributes: Mapping[str, Any]) -> dict[str, Shape]:
         """Output shapes for input shapes by slot. `values` holds integer inputs where known. Raises OpError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward(self, k: Kernels, x: Values, attributes: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:
         """Outputs by name, and what the backward needs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def backward(
         self,
         k: Kernels,
@@ -96,19 +98,18 @@ class Op:
         wanted: set[str],
     ) -> dict[str, Tensor]:
         """Gradients of the wanted slots, given those of the outputs (None: no gradient flows to that output)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def torch(self, torch: Any, x: Values, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """The op in PyTorch: outputs by name. The module is handed in, so that nothing is imported here."""
-        raise NotImplementedError
 
+    @abstractmethod
     def paddle(self, paddle: Any, x: Values, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """The op in PaddlePaddle. Inputs are canonical."""
-        raise NotImplementedError
 
+    @abstractmethod
     def example(self, rng: np.random.Generator) -> Example:
         """A small problem to start from, to test and to measure with."""
-        raise NotImplementedError
 
     def variants(self, attributes: Mapping[str, Any]) -> Sequence[Variant]:
         """Other definitions and known mistakes that are a change of attributes."""
