@@ -124,6 +124,7 @@ CAUSE = _object(
             **_map({"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 2}),
             "description": "by witness, the largest excess under the case's definition and under the other one",
         },
+        "ruled_out": {**NAMES, "description": "codes of the other definitions that were tried and do not fit"},
     },
 )
 FINDING = _object(

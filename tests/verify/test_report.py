@@ -166,6 +166,7 @@ def test_another_definition_is_not_called_a_bug() -> None:
         "the case h' = z*h + (1-z)*n mine h' = (1-z)*h + z*n",
         "weights: negate rows 3:6 of W_ih, W_hh, b_ih, b_hh",
         "accept: gradjury verify CASE --define gru.update=keeps-candidate",
+        "Ruled out gru.reset-placement",
     )
     (cause_,) = report.data["causes"]
     for witness, (ours, theirs) in cause_["excess"].items():

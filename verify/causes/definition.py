@@ -15,28 +15,50 @@ from gradjury.verify.verdict import Finding
 
 
 def explain(court: Court, statement: Statement, over: list[str]) -> list[Finding]:
-    """The variants of one node's attributes (as the op declares them) under which all of `over` is right."""
+    """The variants of one node's attributes (as the op declares them) under which all of `over` is right.
+
+    The first that fits is the finding; the codes of those that do not fit are its `ruled_out`.
+    """
+    fitting: list[tuple[Node, Variant, Reference]] = []
+    ruled_out: dict[str, None] = {}
     for node, variant in variants(court.case):
         altered = changed_case(court.case, node, variant)
         if not _makes_sense(altered):
             continue
         changed = court.make(altered, statement.dtype)
-        held = {key: court.fits(statement, key, changed) for key in statement.gradients}
-        if all(m is None or m.within for m in held.values()) and any(held[key] is not None for key in over):
-            before = max(m.excess for key in over if (m := court.measure(statement, key)) is not None)
-            after = max(m.excess for m in held.values() if m is not None)
-            theirs, _, ours = variant.sentence.partition(" in place of ")
-            details = {
-                "node": node.name,
-                "step": node.step,
-                "attributes": dict(variant.attributes),
-                "definitions": {"case": ours, "witness": theirs},
-                "excess": _excesses(court, statement.dtype, changed),
-            }
-            evidence = f"{variant.sentence} at {node.name}: excess {before:.2g} -> {after:.2g}"
-            name, dtype = statement.witness.name, statement.dtype
-            return [Finding(name, dtype, variant.code, variant.kind, list(over), evidence, details=details)]
-    return []
+        if _fits(court, statement, over, changed):
+            fitting.append((node, variant, changed))
+        else:
+            ruled_out[variant.code] = None
+    if not fitting:
+        return []
+    node, variant, changed = fitting[0]
+    others = [code for code in ruled_out if code not in {v.code for _, v, _ in fitting}]
+    return [_finding(court, statement, over, node, variant, changed, others)]
+
+
+def _fits(court: Court, statement: Statement, over: list[str], changed: Reference) -> bool:
+    held = {key: court.fits(statement, key, changed) for key in statement.gradients}
+    return all(m is None or m.within for m in held.values()) and any(held[key] is not None for key in over)
+
+
+def _finding(
+    court: Court, statement: Statement, over: list[str], node: Node, variant: Variant, changed: Reference, ruled_out: list[str]
+) -> Finding:
+    theirs, _, ours = variant.sentence.partition(" in place of ")
+    excess = _excesses(court, statement.dtype, changed)
+    details = {
+        "node": node.name,
+        "step": node.step,
+        "attributes": dict(variant.attributes),
+        "definitions": {"case": ours, "witness": theirs},
+        "excess": excess,
+        "ruled_out": ruled_out,
+    }
+    name, dtype = statement.witness.name, statement.dtype
+    before, after = (float(x) for x in excess[name])
+    evidence = f"{variant.sentence} at {node.name}: excess {before:.2g} -> {after:.2g}"
+    return Finding(name, dtype, variant.code, variant.kind, list(over), evidence, details=details)
 
 
 def _excesses(court: Court, dtype: str, changed: Reference) -> dict[str, list[float | str]]:

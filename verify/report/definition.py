@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gradjury.verify.case import Case, Node
-from gradjury.verify.report.text import Line, Span, cells, number, pad, safe, wrap
+from gradjury.verify.report.text import LABEL, Line, Span, cells, labelled, number, pad, safe, wrap
 
 Json = dict[str, Any]
-LABEL = 14
 
 
 def shown(data: Json) -> list[Json]:
@@ -63,11 +62,8 @@ def _fixes(cause: Json, case: Case | None, width: int) -> list[Line]:
         family = node.op.removesuffix("_step")
         options = " ".join(f"--define {family}.{key}={value}" for key, value in cause["attributes"].items())
         said.append(f"accept: gradjury verify CASE {safe(options)}")
-    lines: list[Line] = []
-    for sentence in filter(None, said):
-        for part in wrap(sentence, width - LABEL):
-            lines.append([Span(pad("" if lines else "Fix one", LABEL), "bold"), Span(part)])
-    return lines
+    lines = labelled("Fix one", [text for text in said if text], width)
+    return lines + labelled("Ruled out", [safe(", ".join(cause["ruled_out"]))] if cause.get("ruled_out") else [], width)
 
 
 def _negated_rows(case: Case | None, node: Node | None) -> str:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 WIDTH = 88  # of a report that is not printed on a terminal
 NARROWEST = 78  # columns that the table needs
-LABEL = 14  # columns of the labels at the left
 FEW = 3  # sentences under one label that still fit one screen
 
 
@@ -82,14 +81,10 @@ def _headline(data: dict[str, Any], found: list[Any], width: int) -> list[Line]:
 
 
 def _section(label: str, sentences: list[str], width: int, few: int | None = None) -> list[Line]:
-    """A label and its sentences beside it, each broken to the width."""
+    """A label and its sentences beside it, of which at most `few` are shown."""
     if few is not None and len(sentences) > few + 1:
         sentences = [*sentences[:few], f"({len(sentences) - few} more: -v)"]
-    lines: list[Line] = []
-    for sentence in sentences:
-        for part in text.wrap(sentence, width - LABEL):
-            lines.append([Span(text.pad("" if lines else label, LABEL), "bold"), Span(part)])
-    return lines
+    return text.labelled(label, sentences, width)
 
 
 def _failures(data: dict[str, Any], width: int) -> list[Line]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Sequence
 from typing import NamedTuple
+
+LABEL = 14  # columns of the labels at the left
 
 
 class Span(NamedTuple):
@@ -57,6 +60,12 @@ def wrap(text: str, width: int) -> list[str]:
             else:
                 lines[-1] += f" {piece}" if lines[-1] else piece
     return lines
+
+
+def labelled(label: str, sentences: Sequence[str], width: int) -> list[Line]:
+    """A label and its sentences beside it, each broken to the width."""
+    parts = [part for sentence in sentences for part in wrap(sentence, width - LABEL)]
+    return [[Span(pad("" if i else label, LABEL), "bold"), Span(part)] for i, part in enumerate(parts)]
 
 
 def _pieces(word: str, width: int) -> list[str]:
